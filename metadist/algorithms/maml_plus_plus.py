@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.algorithms.inner_loop import InnerLoopLearner, Parameters
 from metadist.algorithms.learner import TaskResult
+from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 
 
@@ -82,6 +83,11 @@ class MAMLPlusPlus(InnerLoopLearner):
         self.first_order_iterations = first_order_iterations
         self._norm_tensors = repeat_batch_norms(model, inner_steps)
         self.adapted_names = [name for name in self.adapted_names if name not in self._norm_tensors]
+        if not self.adapted_names:
+            raise UserError(
+                "MAML++ adapts all trainable parameters but those of batch norms, and the model "
+                "has no others: leave another one trainable."
+            )
         self._step_index = 0
         like = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         self.rates = nn.Parameter(like.new_full((len(self.adapted_names), inner_steps), inner_lr))

@@ -120,7 +120,10 @@ class Reptile(InnerLoopLearner):
         start = self.initial()
         adapted = self.adapt(start, episode.support, self.inner_steps)
         with torch.no_grad():
+            buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
             predictions = self.predict(adapted, episode.query.inputs)
+            for buffer, before in buffers:  # such as running statistics
+                buffer.copy_(before)
             value = self.loss(predictions, episode.query.targets)
             gradients = [start[name] - adapted[name] for name in start]
         loss = with_gradients(value, list(start.values()), gradients)

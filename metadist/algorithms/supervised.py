@@ -21,7 +21,8 @@ class Supervised(Learner):
 
     - evaluation="nearest_centroid": the class with the nearest mean support feature,
     - evaluation="linear_probe": a new linear layer trained on the frozen support features,
-    - evaluation="fine_tune": the same, training the whole network.
+    - evaluation="fine_tune": the same, training the whole network. Batch norms with running
+      statistics use them in its steps too, unlike those of meta-learned inner steps.
 
     Episodes without a support set are evaluated as ordinary classification.
 

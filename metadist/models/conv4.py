@@ -21,7 +21,7 @@ class Conv4(nn.Module):
 
     Batch norm uses the statistics of the batch in training and in evaluation, and keeps no running
     statistics (MAML's transductive protocol). With `running_statistics` evaluation uses the running
-    statistics of training, except in inner steps.
+    statistics of training, except in inner steps (not those of `algorithm=supervised`).
 
     Args:
         input_shape: the shape of an image, (channels, height, width).

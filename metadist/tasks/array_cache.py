@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import tokenize
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -110,6 +111,9 @@ def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> Ca
             if (cached := _load(path, target)) is not None:
                 return cached
         _log.info("preparing %s", target)
+        earlier = sorted(path.name for path in root.glob(f"{name.rpartition('_')[0]}_*.npy"))
+        if earlier and target.parent == root:  # not in a cache that other datasets share
+            _log.info("arrays of earlier images, which may be deleted: %s", ", ".join(earlier))
         _save(target, create())
         if (cached := _load(target, target)) is None:
             raise UserError(
@@ -119,14 +123,24 @@ def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> Ca
         return cached
 
 
-def load_any(root: Path, stem: str) -> CachedArray | None:
+def load_any(root: Path, stem: str, shape: tuple[int | None, ...]) -> CachedArray | None:
     """Load an array `STEM_*.npy` in `root`, for users who copied the array without the images.
+
+    Args:
+        root: the dataset's directory.
+        stem: the first part of the array's name.
+        shape: the shape of the array, with None for a dimension of any size. Arrays of another
+            shape are not used.
 
     Raises:
         UserError: there are several; some of them are of earlier versions of the images.
     """
     paths = sorted(root.glob(f"{stem}_*.npy"))
     arrays = [_load(path, cache_directory(root) / path.name) for path in paths]
+    for index, (path, cached) in enumerate(zip(paths, arrays, strict=True)):
+        if cached is not None and not _fits(cached, shape):
+            _log.warning("%s has other contents than expected and will not be used", path)
+            arrays[index] = None
     intact = [path.name for path, array in zip(paths, arrays, strict=True) if array is not None]
     if len(intact) > 1:
         raise UserError(
@@ -134,6 +148,15 @@ def load_any(root: Path, stem: str) -> CachedArray | None:
             "one of the current images, and delete the others."
         )
     return next((array for array in arrays if array is not None), None)
+
+
+def _fits(cached: CachedArray, shape: tuple[int | None, ...]) -> bool:
+    found = cached.array.shape
+    return (
+        len(found) == len(shape)
+        and all(size in (None, given) for size, given in zip(shape, found, strict=True))
+        and all(isinstance(name, str) for name in cached.names)
+    )
 
 
 def _load_verified(path: Path, target: Path) -> CachedArray | None:
@@ -191,9 +214,15 @@ def _open(path: Path, verify: bool) -> CachedArray | None:
                 == _crc32(path, array.offset, _header_crc32(names, array.shape))
             )
         )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError):
+    except _DAMAGED:
         return None
     return CachedArray(array, names) if valid else None
+
+
+_DAMAGED = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, RecursionError),
+    *(SyntaxError, tokenize.TokenError),  # NumPy parses the header as Python
+)
 
 
 @contextlib.contextmanager

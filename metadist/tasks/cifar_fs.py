@@ -54,6 +54,8 @@ _CLASSES = {
 CLASSES = {split: names.split() for split, names in _CLASSES.items()}
 """The published split, by the names of CIFAR-100's classes."""
 
+_CLASS_NAMES = [name for split in SPLITS for name in CLASSES[split]]
+
 
 class CifarFS(DecodedImages):
     """CIFAR-FS (Bertinetto et al. 2019, arXiv 1805.08136): CIFAR-100 in 64, 16 and 20 classes.
@@ -108,7 +110,8 @@ def load_images(root: Path, download: bool) -> CachedArray:
     stem = "cifar_fs"
     source = _find(root)
     if source is None:
-        if (cached := array_cache.load_any(root, stem)) is not None:
+        shape = (len(_CLASS_NAMES), EXAMPLES, 3, SIDE, SIDE)
+        if (cached := array_cache.load_any(root, stem, shape)) is not None:
             return cached
         advice = (
             f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}, or set "
@@ -123,8 +126,7 @@ def load_images(root: Path, download: bool) -> CachedArray:
         data_files.download(source, _published_archive, "CIFAR-100", advice)
     files = [source] if source.is_file() else [source / part for part in _PARTS]
     name = f"{stem}_{data_files.fingerprint(((file.name, file) for file in files), _FORMAT)}.npy"
-    classes = [name for split in SPLITS for name in CLASSES[split]]
-    return array_cache.load_or_create(root, name, lambda: read(source, classes))
+    return array_cache.load_or_create(root, name, lambda: read(source, _CLASS_NAMES))
 
 
 def _find(root: Path) -> Path | None:

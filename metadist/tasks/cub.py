@@ -16,6 +16,9 @@ from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 CLASSES = 200
 """Species, in folders such as `001.Black_footed_Albatross`."""
 
+IMAGES = 11_788
+"""All images of the species."""
+
 FOLDERS = ("", "images", "CUB_200_2011/images", "cubirds200/CUB_200_2011/images")
 """The folders below `root` that may contain the species' folders; the last is learn2learn's."""
 
@@ -62,7 +65,7 @@ class CUB(DecodedImages):
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
-        stem = f"cub_{self.size}px"
+        stem, shape = f"cub_{self.size}px", (None, 3, self.size, self.size)
         classes: list[ImageClass] = []
         with image_files.root_errors(root, "CUB-200-2011"):
             for folder in FOLDERS:
@@ -70,13 +73,19 @@ class CUB(DecodedImages):
                     folders = image_files.class_folders(root / folder)
                     classes = [species for species in folders if species.files]
                     break
-        if not classes and (cached := array_cache.load_any(root, stem)) is not None:
+        if not classes and (cached := array_cache.load_any(root, stem, shape)) is not None:
             return group_by_class(cached)
         if len(classes) != CLASSES:
             raise UserError(
                 f"{root} has {len(classes)} species of CUB-200-2011 with images, expected "
                 f"{CLASSES}, in CUB_200_2011/images/001.Black_footed_Albatross and so on: run "
                 "metadist fetch cub, or set dataset.root to the directory that has them."
+            )
+        images = sum(len(species.files) for species in classes)
+        if images < IMAGES:
+            raise UserError(
+                f"{root} has {images} images of CUB-200-2011, expected {IMAGES}: replace it with a "
+                "complete copy, or use dataset=folder."
             )
         return load_classes(root, stem, classes, self.size, "RGB")
 

@@ -7,7 +7,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -16,6 +16,7 @@ from metadist.errors import UserError, one_line
 from metadist.files import partial_path
 from metadist.tasks.array_cache import file_lock
 
+_PHOTOMETRIC = 262  # TIFF's tag PhotometricInterpretation
 _TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
 
@@ -199,6 +200,8 @@ def resize_image(image: Image.Image, mode: str, size: int) -> np.ndarray:
     transparent = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         pixels = np.asarray(image)
+        if image.format == "TIFF" and cast(Any, image).tag_v2.get(_PHOTOMETRIC) == 0:
+            pixels = 65535 - pixels  # zero is white; Pillow inverts images of 8 bits only
         white = pixels == transparent if isinstance(transparent, int) else False
         image = Image.fromarray(np.where(white, 255, pixels >> 8).astype(np.uint8))
     elif image.has_transparency_data:

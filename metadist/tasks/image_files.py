@@ -37,6 +37,8 @@ _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _CHUNK = 256
 """The number of images that are decoded before the next ones are read."""
 _SHOWN = 10
+_SEARCHED = 1000
+"""The number of files decoded after one that cannot be, to name all of a damaged copy together."""
 """The number of images that an error names."""
 
 _T = TypeVar("_T")
@@ -259,7 +261,8 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
         uint8 of shape (size, size) or (3, size, size), in the order of the files.
 
     Raises:
-        UserError: files cannot be read or decoded. The message names the first ones.
+        UserError: files cannot be read or decoded. The message names the first ones, among the
+            next `_SEARCHED` files.
     """
     files = list(files)
 
@@ -271,7 +274,11 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
         return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels
 
     failed: dict[Path, UserError] = {}
+    left = _SEARCHED
     for file, decoded in zip(files, map_in_threads(decode, files), strict=True):
+        left -= bool(failed)
+        if not left:  # other processes wait only as long as this one makes progress
+            break
         if isinstance(decoded, UserError):
             failed[file] = decoded
         elif not failed:

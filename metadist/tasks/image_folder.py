@@ -78,6 +78,7 @@ class ImageFolder(DecodedImages):
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
         stem = f"folder_{self.size}px_{self.channels}"
+        shape = (None, *((3,) if self.channels == 3 else ()), self.size, self.size)
         folders = image_files.find_classes(root, "class folders")
         classes = [folder for folder in folders if folder.files]
         empty = [
@@ -91,7 +92,7 @@ class ImageFolder(DecodedImages):
                 ", …" if len(empty) > _SHOWN else "",
             )
         if not classes:
-            if (cached := array_cache.load_any(root, stem)) is not None:
+            if (cached := array_cache.load_any(root, stem, shape)) is not None:
                 return group_by_class(cached)
             raise UserError(
                 f"{root} has no images in class folders: give a directory with a folder of images "
@@ -121,11 +122,12 @@ class ImageFolder(DecodedImages):
                 indices["train"], max(1, round(fraction * total))
             )
         for split, members in indices.items():
+            short = image_files.SHORT_NAMES[split]
             if not len(members) and not names[0].startswith("/"):
                 raise UserError(
                     f"{root} has no classes with images for {split}: add them in the folder "
-                    f"{image_files.SHORT_NAMES[split]}, or give a directory of class folders "
-                    "without splits."
+                    f"{short}, or to {short}.csv if there are such lists, or give a directory of "
+                    "class folders without splits."
                 )
             if not len(members):
                 raise UserError(

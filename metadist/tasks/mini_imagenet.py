@@ -75,7 +75,10 @@ def load_images(root: Path) -> CachedArray:
     stem = MiniImageNet.dataset_name
     layout = mini_imagenet_files.find(root)
     if layout is None:
-        if (cached := array_cache.load_any(root, stem)) is not None:
+        classes = sum(mini_imagenet_files.CLASSES.values())
+        side = mini_imagenet_files.SIDE
+        shape = (classes, mini_imagenet_files.EXAMPLES, 3, side, side)
+        if (cached := array_cache.load_any(root, stem, shape)) is not None:
             return cached
         raise UserError(mini_imagenet_files.no_layout(root))
     name = f"{stem}_{mini_imagenet_files.fingerprint(layout)}.npy"

@@ -150,7 +150,9 @@ def load_images(root: Path, size: int, download: bool) -> CachedArray:
     sources = omniglot_files.find(root)
     missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
     if missing:
-        if (cached := array_cache.load_any(root, stem)) is not None:
+        characters = sum(omniglot_files.CHARACTERS.values())
+        shape = (characters, omniglot_files.EXAMPLES, size, size)
+        if (cached := array_cache.load_any(root, stem, shape)) is not None:
             return cached
         if not download:
             files = " and ".join(missing)

@@ -140,7 +140,7 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
         else:
             try:
                 archive = stack.enter_context(zipfile.ZipFile(source))
-            except (zipfile.BadZipFile, OSError) as error:
+            except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
                 raise UserError(
                     f"{source} is not a readable zip file ({one_line(error)}); delete it and put "
                     "the complete file there."

@@ -16,6 +16,9 @@ from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_integers, to_tex
 CLASSES = {"train": 351, "validation": 97, "test": 160}
 """The number of classes in each split of Ren et al."""
 
+IMAGES = {"train": 448_695, "validation": 124_261, "test": 206_209}
+"""The number of images in each split."""
+
 SIDE = 84
 """Height and width in pixels."""
 
@@ -51,6 +54,11 @@ class TieredImageNet(DecodedImages):
                     f"tieredImageNet {CLASSES[split]}; replace it with a complete copy, or use "
                     "dataset=folder."
                 )
+            if (count := sum(len(images[index]) for index in members)) < IMAGES[split]:
+                raise UserError(
+                    f"the number of images for {split} in {root} is {count}, in tieredImageNet "
+                    f"{IMAGES[split]}; replace it with a complete copy, or use dataset=folder."
+                )
         return images, names
 
 
@@ -73,7 +81,7 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
             classes = image_files.find_classes(root, "tieredImageNet")
             image_files.check_disjoint(((item.split, item.name) for item in classes), root)
             return load_classes(root, stem, [item for item in classes if item.files], SIDE, "RGB")
-    if (cached := array_cache.load_any(root, stem)) is not None:
+    if (cached := array_cache.load_any(root, stem, (None, 3, SIDE, SIDE))) is not None:
         return group_by_class(cached)
     raise UserError(
         f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "

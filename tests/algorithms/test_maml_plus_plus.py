@@ -17,6 +17,7 @@ from torch import nn
 from torch.func import functional_call
 
 from metadist.algorithms import MAMLPlusPlus
+from metadist.errors import UserError
 from metadist.models import Conv4
 
 
@@ -40,6 +41,13 @@ def test_a_weight_that_batch_norms_share_stays_shared():
     learner(images(ways=2)).loss.backward()
     found = gradients(learner)
     assert found["model.first.weight"].norm() > 0 and "model.second.weight" not in found
+
+
+def test_a_model_with_trainable_norms_alone_is_refused():
+    model = SharedScale()
+    model.head.requires_grad_(False)
+    with pytest.raises(UserError, match=r"all trainable parameters but those of batch norms, and"):
+        MAMLPlusPlus(model)
 
 
 RATES = [0.02, 0.05, 0.1]

@@ -24,6 +24,18 @@ def trained(
     return model
 
 
+def test_the_query_set_does_not_change_running_statistics():
+    found = []
+    for scale in (1, 5):
+        torch.manual_seed(0)
+        task = images(ways=2)
+        model = Conv4((1, 16, 16), 2, filters=16, running_statistics=True).double()
+        query = task.query._replace(inputs=scale * task.query.inputs)
+        Reptile(model, inner_steps=2).train()(task._replace(query=query))
+        found.append(dict(model.named_buffers()))
+    assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_closed_form_gradient(steps):
     # A step of gradient descent multiplies w - s by c = 1 - 2 α m.

@@ -62,7 +62,7 @@ def test_a_failed_creation_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match="third image"):
         load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((4,), ["a", "b"], broken()))
     assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
-    assert load_any(tmp_path, "a") is None
+    assert load_any(tmp_path, "a", (None, None)) is None
 
 
 class BusyLock(FileLock):
@@ -140,7 +140,8 @@ def counting(data, *start):
 
 zlib.crc32 = counting
 root = Path(sys.argv[1])
-found = load_any(root, "a") if sys.argv[2] == "any" else load_or_create(root, "a_0.npy", refuse)
+any_array = sys.argv[2] == "any"
+found = load_any(root, "a", (None, None)) if any_array else load_or_create(root, "a_0.npy", refuse)
 print(read, found.array[3, 0], found.names[3])
 """
 
@@ -222,13 +223,38 @@ def test_a_changed_file_is_verified_again(cached, change):
     assert load_in_another_process(cached.parent) == (0, ["3", "row3"])
 
 
+@pytest.mark.parametrize(("old", "new"), [(b"}", b"("), (b"|u1", b"|,1")])
+def test_a_damaged_header_is_noticed(cached, old, new):
+    data = cached.read_bytes()
+    cached.write_bytes(data[:128].replace(old, new) + data[128:])
+    remade = load_or_create(cached.parent, cached.name, lambda: ArraySpec((2,), ["a"], rows(1, 2)))
+    assert remade.names == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "shape"), [(["a", "b"], (None, 4)), (["a", "b"], (3, 3)), ([1, 2], (None, 3))]
+)
+def test_arrays_of_other_contents_are_not_used(tmp_path, caplog, names, shape):
+    load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((3,), names, rows(2, 3)))
+    assert load_any(tmp_path, "a", shape) is None
+    path = tmp_path / "a_0.npy"
+    assert caplog.messages == [f"{path} has other contents than expected and will not be used"]
+
+
+def test_arrays_of_earlier_images_are_named(tmp_path, caplog):
+    caplog.set_level("INFO")
+    for name in ("a_0.npy", "a_1.npy"):
+        load_or_create(tmp_path, name, lambda: ArraySpec((3,), ["a"], rows(1, 3)))
+    assert caplog.messages[-1] == "arrays of earlier images, which may be deleted: a_0.npy"
+
+
 def test_a_changed_byte_is_noticed(cached):
     data = bytearray(cached.read_bytes())
     data[-1] ^= 1
     status = cached.stat()
     cached.write_bytes(data)
     os.utime(cached, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert load_any(cached.parent, "a") is None
+    assert load_any(cached.parent, "a", (None, None)) is None
 
 
 def test_markers_of_a_directory_that_is_read_only_are_in_the_users_cache(cached, tmp_path):
@@ -271,13 +297,13 @@ def test_files_that_are_no_cached_array_are_not_used(tmp_path, caplog, array, na
         zlib.crc32(json.dumps([names, list(array.shape)]).encode()),
     )
     (tmp_path / "a_0.json").write_text(json.dumps({"names": names, "crc32": crc32}))
-    assert load_any(tmp_path, "a") is None
+    assert load_any(tmp_path, "a", (None, None)) is None
     assert caplog.messages == [f"{tmp_path / 'a_0.npy'} is corrupt and will not be used"]
     np.save(tmp_path / "a_0.npy", np.zeros((2, 3), np.uint8))
     (tmp_path / "a_0.json").write_text(json.dumps({"names": ["a", "b"], "crc32": zlib.crc32(
         bytes(6), zlib.crc32(b'[["a", "b"], [2, 3]]'))}))  # fmt: skip
-    assert load_any(tmp_path, "a").names == ["a", "b"]
+    assert load_any(tmp_path, "a", (None, None)).names == ["a", "b"]
     for suffix in (".npy", ".json"):
         shutil.copy(tmp_path / f"a_0{suffix}", tmp_path / f"a_1{suffix}")
     with pytest.raises(UserError, match=r"several arrays of images, a_0\.npy, a_1\.npy: keep"):
-        load_any(tmp_path, "a")
+        load_any(tmp_path, "a", (None, None))

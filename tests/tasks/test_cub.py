@@ -2,9 +2,15 @@ import pytest
 from PIL import Image
 
 from metadist.errors import UserError
-from metadist.tasks import CUB, SPLITS, FewShotTasks, task_keys
+from metadist.tasks import CUB, SPLITS, FewShotTasks, cub, task_keys
 
 SPECIES = ["001.Black_footed_Albatross", *(f"{n:03d}.Bird" for n in range(2, 201))]
+
+
+@pytest.fixture(autouse=True)
+def images_of_all_species(monkeypatch):
+    """Two images of each species are taken to be all of them."""
+    monkeypatch.setattr(cub, "IMAGES", 400)
 
 
 def write(folder, images=2):
@@ -41,4 +47,7 @@ def test_an_incomplete_copy_is_refused(tmp_path):
     for file in (tmp_path / "images" / "017.Bird").iterdir():
         file.unlink()
     with pytest.raises(UserError, match=r"has 199 species .* expected 200"):
+        CUB(str(tmp_path))
+    (tmp_path / "images" / "018.Bird" / "0.png").rename(tmp_path / "images" / "017.Bird" / "0.png")
+    with pytest.raises(UserError, match=r"has 29\d images of CUB-200-2011, expected 400: replace"):
         CUB(str(tmp_path))

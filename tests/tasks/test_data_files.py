@@ -69,6 +69,12 @@ def test_images_of_16_bits_are_scaled_to_8(kind, mode):
     assert np.array_equal(found if mode == "L" else found[..., 1], pixels)
 
 
+def test_a_tiff_of_16_bits_whose_zero_is_white_is_inverted():
+    pixels = np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
+    found = decoded(Image.fromarray(65535 - pixels), "TIFF", "L", tiffinfo={262: 0})
+    assert np.array_equal(found, pixels >> 8)
+
+
 def test_a_pgm_file_of_16_bits_is_scaled_to_8():
     data = b"P5\n2 1\n65535\n" + np.array([0x1234, 0xFF00], ">u2").tobytes()
     found = decode_image(data.replace(b"2 1", b"2 2", 1) + data[-4:], "L", 2, ("PPM",), 4)

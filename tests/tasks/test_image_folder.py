@@ -200,7 +200,12 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     without_test = tmp_path / "without"
     for part, index in (("train", 0), ("val", 4)):
         write(without_test / part, {f"class{index + i:02d}": 3 for i in range(3)})
-    cases.append((without_test, "has no classes with images for test: add them in the folder test"))
+    cases.append(
+        (
+            without_test,
+            r"no classes with images for test: add them in the folder test, or to test\.csv if",
+        )
+    )
     text = write(tmp_path / "text", SIZES)
     (text / "class04" / "001.png").write_text("no image")
     cases.append((text, "it is of no known image format"))

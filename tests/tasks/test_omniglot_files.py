@@ -96,6 +96,14 @@ def broken_zip(root, members):
     return ["images_evaluation.zip", "not a readable zip file"]
 
 
+def damaged_directory(root, members):
+    path = root / "images_evaluation.zip"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\1\2") + 6] = 99  # the version that is needed to extract a member
+    path.write_bytes(data)
+    return ["images_evaluation.zip", "not a readable zip file"]
+
+
 def damaged_member(root, members):
     path = root / "images_evaluation.zip"
     data = bytearray(path.read_bytes())
@@ -153,6 +161,7 @@ def zip_of_something_else(root, members):
     "harm",
     [
         broken_zip,
+        damaged_directory,
         damaged_member,
         not_an_image,
         truncated_image,

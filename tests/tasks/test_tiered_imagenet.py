@@ -14,8 +14,9 @@ SIZES = {"train": [2, 3, 4], "validation": [3, 2], "test": [5, 3]}
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """tieredImageNet is taken to have 3, 2 and 2 classes."""
+    """tieredImageNet is taken to have 3, 2 and 2 classes, with 9, 5 and 8 images."""
     monkeypatch.setattr(tiered_imagenet, "CLASSES", {s: len(n) for s, n in SIZES.items()})
+    monkeypatch.setattr(tiered_imagenet, "IMAGES", {s: sum(n) for s, n in SIZES.items()})
 
 
 def pixels(split, index, example):
@@ -118,6 +119,9 @@ def test_missing_files_and_classes(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="metadist fetch tiered_imagenet"):
         TieredImageNet(str(tmp_path))
     write_folders(tmp_path / "data")
+    monkeypatch.setitem(tiered_imagenet.IMAGES, "test", 9)
+    with pytest.raises(UserError, match=r"images for test in .* is 8, in tieredImageNet 9; replac"):
+        TieredImageNet(str(tmp_path / "data"))
     monkeypatch.setitem(tiered_imagenet.CLASSES, "test", 160)
     with pytest.raises(UserError, match=r"classes for test in .* is 2, in tieredImageNet 160"):
         TieredImageNet(str(tmp_path / "data"))
