@@ -34,7 +34,8 @@ class Checkpoints:
 
     A run resumes from `iteration-00000200.pt`; the newest `keep` of them are kept.
     `best-00000150.pt` is the best checkpoint by validation. For each kept checkpoint, the best one
-    up to its iteration is kept too, so that a run can resume from any of them. A file is the output
+    up to its iteration is kept too, so that a run can resume from any of them; for the newest,
+    which may have been saved before its validation, also the best one before. A file is the output
     of `torch.save`, followed by its digest; `torch.load` can read it.
 
     Args:
