@@ -40,19 +40,28 @@ def add_record(
         The record's directory, `records/CELL/ITERATIONS/seedN`.
 
     Raises:
-        UserError: the run has not finished, or its settings differ from the cell's preset.
+        UserError: the run has not finished, its settings differ from the cell's preset, or the
+            evaluation is of another run.
     """
     results = read_results(run)
     if results is None:
         raise UserError(f"{run} has no {RESULTS_FILE}: record runs that have finished.")
     if evaluation is not None:
         tested = read_json(evaluation) or {}
-        if not tested.keys() >= {"ci95", "protocol", f"test_{result_metric(results)}"}:
+        own = {
+            "protocol": tested.get("trained_protocol"),
+            "method": tested.get("trained_method", results.get("method")),
+            "seed": tested.get("seed"),
+        }
+        complete = tested.keys() >= {"ci95", "protocol", f"test_{result_metric(results)}"}
+        if not complete or any(results.get(name) != value for name, value in own.items()):
             raise UserError(f"{evaluation} is no result of metadist evaluate on {run}.")
         # The metrics after single inner steps are of the run's own test alone.
         kept = {name: value for name, value in results.items() if not name.startswith("test_")}
         names = ("ci95", "protocol", *(name for name in tested if name.startswith("test_")))
-        results = {**kept, **{name: tested[name] for name in names}}
+        # An evaluation has no callbacks: those of the training are kept.
+        method = {**results.get("method", {}), **tested.get("method", {})}
+        results = {**kept, **{name: tested[name] for name in names}, "method": method}
     preset = [f"+experiment={cell.preset}"]
     for key, (old, new) in configuration_differences(run, preset).items():
         raise UserError(

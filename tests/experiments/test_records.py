@@ -59,20 +59,27 @@ def test_a_record_holds_results_and_thinned_metrics(run, tmp_path):
 
 def test_the_test_of_an_evaluation_may_be_recorded(run, tmp_path):
     cell, records = CELLS["anil_omniglot_20w1s_cosine"], tmp_path / "records"
-    tested = {"test_accuracy": 0.97, "ci95": 0.01, "protocol": {**PROTOCOL, "ensemble": 2}}
-    file = tmp_path / "ensemble.json"
-    file.write_text(json.dumps({**tested, "wall_seconds": 1.0}))
     own = run_results(run)
+    own["method"]["callbacks"] = {"ema": {"decay": 0.99}}
     (run / "results.json").write_text(json.dumps({**own, "test_accuracy_before": 0.05}))
+    method = {"algorithm": "MAML", "options": {"inner_lr": 0.1}}
+    tested = {"test_accuracy": 0.97, "ci95": 0.01, "protocol": {**PROTOCOL, "ensemble": 2}}
+    trained = {"trained_protocol": PROTOCOL, "trained_method": own["method"], "seed": 3}
+    evaluation = {**tested, "method": method, **trained, "wall_seconds": 1.0}
+    file = tmp_path / "ensemble.json"
+    file.write_text(json.dumps(evaluation))
     record = add_record(cell, run, records, evaluation=file)
     assert run_results(record) == {
         **own,
         **tested,
+        "method": {**method, "callbacks": {"ema": {"decay": 0.99}}},
         "environment": {"torch": "2.15.0"},
     }
-    file.write_text(json.dumps({"test_accuracy": 0.97}))
-    with pytest.raises(UserError, match="is no result of metadist evaluate"):
-        add_record(cell, run, records, evaluation=file)
+    others = {"trained_protocol": {**PROTOCOL, "ways": 20}, "trained_method": method, "seed": 4}
+    for content in ({"test_accuracy": 0.97}, *({**evaluation, k: v} for k, v in others.items())):
+        file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match="is no result of metadist evaluate"):
+            add_record(cell, run, records, evaluation=file)
 
 
 def test_only_finished_runs_of_the_cell_are_recorded(run, tmp_path):
