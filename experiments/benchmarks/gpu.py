@@ -10,8 +10,8 @@ speed             tasks per second by precision, eager, captured as a CUDA graph
                   relative to a hand-written loop over the tasks with PyTorch's defaults; the first
                   step of a captured or compiled cell includes capture or compilation
 
-Images are random. A cell that fails is a row with the reason. --device cpu --quick runs the same on
-a CPU with small sizes.
+Images are random. A cell that fails is a row with the reason. The exit status is 1 if a check has
+failed. --device cpu --quick runs the same on a CPU with small sizes.
 """
 
 import argparse
@@ -207,7 +207,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run all parts, print tables, and save the results after each row."""
+    """Run all parts, print tables, and save the results after each row.
+
+    Raises:
+        SystemExit: there is no such device, or a check has failed.
+    """
     deadline = time.perf_counter() + 60 * options.minutes
     try:
         device = resolve_device(options.device)
@@ -242,6 +246,8 @@ def run(options: argparse.Namespace) -> None:
             console.print(table)
             Console(file=file, width=160).print(table)
     console.print(f"saved: {options.out}/gpu.txt, gpu.json, trace.json")
+    if any(row.get("result", "").startswith("FAIL") for part in parts for row in report[part]):
+        raise SystemExit(1)
 
 
 def timed(rows: Iterator[dict[str, Any]], deadline: float) -> Iterator[dict[str, Any]]:

@@ -301,6 +301,18 @@ def test_what_the_gpu_benchmark_does_not_reach_is_listed(tmp_path, monkeypatch):
     assert {row["reason"] for row in found["speed"]} == {"not run: out of time"}
 
 
+def test_a_failed_check_on_the_gpu_is_the_exit_status(tmp_path, monkeypatch):
+    for part in ("parity", "tasks_on_device", "synchronizations", "write_trace", "speed"):
+        result = "FAIL: other tasks" if part == "tasks_on_device" else "pass"
+        rows = iter([{"result": result}])
+        monkeypatch.setattr(f"benchmarks.gpu.{part}", lambda *_, rows=rows: rows)
+    with pytest.raises(SystemExit) as exit_:
+        run_command(monkeypatch, "gpu", "--device", "cpu", "--quick", "--out", str(tmp_path))
+    assert exit_.value.code == 1
+    assert json.loads((tmp_path / "gpu.json").read_text())["speed"] == [{"result": "pass"}]
+    assert "FAIL: other tasks" in (tmp_path / "gpu.txt").read_text()
+
+
 @pytest.mark.parametrize("command", ["baselines", "scaling", "overhead", "gpu"])
 def test_each_command_has_a_usage_message(command, monkeypatch, capsys):
     script = ROOT / "experiments" / "benchmark.py"
