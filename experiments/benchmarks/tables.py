@@ -31,7 +31,8 @@ def cells(speeds: Speeds, program: str, timeout: float) -> list[str]:
         finished = [speed for speed in program_speeds[program] if speed is not None]
         relative = ratio(program_speeds, program)
         failed = f"failed or over {timeout:.0f} s" if None in program_speeds[program] else ""
-        value = "" if relative is None else f"{statistics.median(finished):.1f} ({relative:.2f})"
+        value = f"{statistics.median(finished):.1f}" if finished else ""
+        value += "" if relative is None else f" ({relative:.2f})"
         row.append("; ".join(part for part in (value, failed) if part))
     return row
 

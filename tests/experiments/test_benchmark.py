@@ -187,6 +187,14 @@ def test_ratios_are_medians_over_rounds_and_failures_are_shown(tmp_path):
     assert (tmp_path / "benchmark.png").stat().st_size > 5_000
 
 
+def test_without_a_reference_speeds_have_no_ratio():
+    found = {REFERENCE: [None, None], "a": [3.0, 4.0], "b": [None, None]}
+    assert cells({"s": found}, "a", 9) == ["3.5"]
+    assert (
+        cells({"s": found}, "b", 9) == cells({"s": found}, REFERENCE, 9) == ["failed or over 9 s"]
+    )
+
+
 def test_a_hanging_program_is_killed_and_skipped_afterwards(tmp_path):
     pid_file = tmp_path / "pid"
     code = f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))"
