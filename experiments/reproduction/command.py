@@ -22,7 +22,7 @@ from reproduction.table import csv_text, markdown, summary
 
 from metadist.cli import exit_status
 from metadist.errors import UserError
-from metadist.files import wrap_write_errors
+from metadist.files import atomic_write
 from metadist.reports.published import preset_iterations
 
 TABLE_FILE = "table.md"
@@ -127,8 +127,7 @@ def _record(selected: Sequence[Cell], runs: Sequence[Path], evaluation: Path | N
 
 def _update_docs(cells: Mapping[str, Cell]) -> int:
     for path, text in documents(cells).items():
-        with wrap_write_errors(path):
-            path.write_text(text, encoding="utf-8")
+        atomic_write(path, text.encode())
         print(path)
     return 0
 
@@ -173,13 +172,20 @@ def _table(
 
 
 def documents(cells: Mapping[str, Cell]) -> dict[Path, str]:
-    """The files that have a table of the records, with their text."""
+    """The files that have a table of the records, with their text.
+
+    Raises:
+        UserError: README has no marker of the start or of the end of its table.
+    """
     rows = _rows(read_records(cells))
     command = "python experiments/reproduce.py --update-docs"
     table = markdown(rows, command, _without_run(rows, cells.values()))
     start, end = f"<!-- {command} -->\n", "<!-- end -->\n"
-    before, _, remainder = README.read_text(encoding="utf-8").partition(start)
-    _, _, after = remainder.partition(end)
+    before, found_start, remainder = README.read_text(encoding="utf-8").partition(start)
+    _, found_end, after = remainder.partition(end)
+    if not found_end:
+        missing = (end if found_start else start).strip()
+        raise UserError(f"{README} has no line {missing}: add it where its table starts or ends.")
     return {TABLE: table, README: before + start + summary(rows) + end + after}
 
 

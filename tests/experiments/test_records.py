@@ -96,3 +96,12 @@ def test_the_tables_in_the_documentation_are_current(path):
     assert path.read_text(encoding="utf-8") == documents(CELLS)[path], (
         "run python experiments/reproduce.py --update-docs"
     )
+
+
+@pytest.mark.parametrize("marker", ["<!-- end -->", "<!-- python experiments/reproduce.py"])
+def test_a_missing_marker_of_the_table_is_refused(tmp_path, monkeypatch, marker):
+    readme = tmp_path / "README.md"
+    readme.write_text(README.read_text(encoding="utf-8").replace(marker, ""), encoding="utf-8")
+    monkeypatch.setattr("reproduction.command.README", readme)
+    with pytest.raises(UserError, match=f"README.md has no line {marker}"):
+        documents(CELLS)
