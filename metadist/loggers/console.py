@@ -70,6 +70,7 @@ class ConsoleLogger(Logger):
         self._terminal: Console | None = None  # None: plain lines
         self._progress: Progress | None = None
         self._last_line = -1
+        self._latest: Metrics = {}  # the newest value of each training metric
 
     def start(self, run: Run) -> None:
         """Prints the title and starts the progress bar."""
@@ -98,8 +99,9 @@ class ConsoleLogger(Logger):
             self._print((f"iteration {iteration}: ", "bold"), (text, "green"))
             return
         task = self._progress.tasks[0]
-        parts = format_training(metrics)
         if self._terminal is not None:
+            self._latest = {**self._latest, **metrics}  # a callback logs its metrics alone
+            parts = format_training(self._latest)
             free = self._terminal.width - _NARROW_BAR_WIDTH - 2 * len(str(task.total)) - 11
             while len(text := "  ".join(parts)) > free and len(parts) > 1:
                 parts.pop()  # the least important ones are last
@@ -113,7 +115,7 @@ class ConsoleLogger(Logger):
         self._progress.update(task.id, completed=iteration)
         if (number := self._line_number(iteration)) != self._last_line:
             self._last_line = number
-            self._print((_plain_line(task, parts), ""))
+            self._print((_plain_line(task, format_training(metrics)), ""))
 
     def log_message(self, text: str) -> bool:
         """Prints the message as a warning."""

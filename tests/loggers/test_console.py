@@ -194,6 +194,18 @@ def test_progress_bar_fits_the_terminal(tmp_path, monkeypatch, columns):
     assert written.count("\x1b[?25h") == written.count("\x1b[?25l") == 1  # cursor restored
 
 
+def test_the_bar_has_a_callbacks_metrics_after_those_of_training(tmp_path, monkeypatch):
+    stream = terminal(monkeypatch, 120)
+    logger = ConsoleLogger(refresh_seconds=0.0)
+    logger.start(Run(tmp_path, "maml", {}, 2, 0, "title"))
+    for iteration in (1, 2):
+        logger.log_metrics({"iteration": iteration, "train_loss": 1.0, "train_accuracy": 0.5})
+        logger.log_metrics({"iteration": iteration, "train_change": 0.25})
+    logger.close()
+    last = without_escapes(stream.getvalue()).split("\r")[-1]
+    assert "2/2 loss 1.0000  accuracy  50.0%  change 0.2500 0:00:" in last
+
+
 def test_the_bar_is_refreshed_no_more_often_than_asked_for(tmp_path, monkeypatch):
     written = {}
     for seconds in (0.0, 1e12):
