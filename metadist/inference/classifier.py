@@ -120,18 +120,7 @@ class FewShotClassifier:
                 an image cannot be used, or the algorithm does not support the number of classes.
         """
         images = _as_sequence(images)
-        try:
-            array = _as_labels(labels)
-            if array.dtype.kind == "U" and not all(isinstance(label, str) for label in labels):
-                raise TypeError("some are strings and others are not")
-            if np.any(array != array):  # NaN of any type, also in an array of objects
-                raise ValueError("some are NaN")
-            classes, targets = np.unique(array, return_inverse=True)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"the labels cannot be sorted ({first_line(error)}): give numbers or strings, one "
-                "for each image."
-            ) from None
+        array, classes, targets = _sorted_labels(labels)
         if array.shape != (len(images),):
             raise UserError(
                 f"there are {len(images)} images, and labels of shape {array.shape}: give one "
@@ -172,10 +161,11 @@ class FewShotClassifier:
             labels: the true label of each image.
 
         Raises:
-            UserError: see `predict_proba`; or there are fewer or more labels than images.
+            UserError: see `predict_proba`; labels are of several types or NaN; or there are fewer
+                or more labels than images.
         """
         predictions = self.predict(images)
-        true = _as_labels(labels)
+        true, *_ = _sorted_labels(labels)
         if _are_texts(true) != _are_texts(predictions):
             raise UserError(
                 f"labels of type {true.dtype} cannot be compared with classes of type "
@@ -258,9 +248,29 @@ def _as_sequence(images: Any) -> Any:
     return sequence
 
 
+def _sorted_labels(labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels as an array, the classes in order, and the index of the class of each label.
+
+    Raises:
+        UserError: labels are of several types, of unequal lengths or NaN.
+    """
+    try:
+        array = _as_labels(labels)
+        if array.dtype.kind == "U" and not all(isinstance(label, str) for label in labels):
+            raise TypeError("some are strings and others are not")
+        if np.any(array != array):  # NaN of any type, also in an array of objects
+            raise ValueError("some are NaN")
+        return (array, *np.unique(array, return_inverse=True))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the labels cannot be sorted ({first_line(error)}): give numbers or strings, one "
+            "for each image."
+        ) from None
+
+
 def _as_labels(labels: Any) -> np.ndarray:
     """Labels as an array, of objects if NumPy would round integers to floating-point numbers."""
-    array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if array.dtype.kind == "f" and not isinstance(labels, np.ndarray | Tensor):
         objects = np.asarray(labels, dtype=object)
         if not np.isnan(array).any() and (objects != array).any():

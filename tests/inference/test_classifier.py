@@ -330,13 +330,25 @@ def test_images_of_unequal_or_no_shape_are_refused():
         [1, "a"],
         ["a", float("nan")],
         [0.0, float("nan")],
+        [[0], [1, 2]],
+        [torch.tensor(0.0, requires_grad=True), torch.tensor(1.0)],
         np.array([0.0, np.nan], dtype=object),
         np.array(["2026-01-01", "NaT"], dtype="datetime64[D]"),
     ],
 )
 def test_labels_of_several_types_and_missing_ones_are_refused(labels):
+    images = np.zeros((2, 4), np.float32)
     with pytest.raises(UserError, match="the labels cannot be sorted"):
-        small_classifier().fit(np.zeros((2, 4), np.float32), labels)
+        small_classifier().fit(images, labels)
+    with pytest.raises(UserError, match="the labels cannot be sorted"):
+        small_classifier().fit(images, [0, 1]).score(images, labels)
+
+
+def test_labels_that_require_gradients_are_detached():
+    images, labels = torch.eye(4)[:2], torch.tensor([7.0, -1.0], requires_grad=True)
+    classifier = small_classifier().fit(images, labels)
+    assert classifier.classes_.tolist() == [-1, 7]
+    assert classifier.score(images, labels) == 1.0
 
 
 def test_pixels_of_a_model_without_preprocessing_are_refused():
