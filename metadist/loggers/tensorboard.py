@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+_INNER_STEPS = "inner_steps"
 _POINTS = 5000  # the minimum number of points of a training metric in long runs
 
 
@@ -38,7 +39,8 @@ class TensorBoardLogger(Logger):
 
     Tags are grouped: `train/loss`, `validation/accuracy`, `validation/tasks`, `test/accuracy`. The
     configuration is in the hyperparameters of TensorBoard's HPARAMS tab. The step of
-    `test/accuracy_by_steps` is the number of inner steps.
+    `test/accuracy_by_steps` is the number of inner steps; it is in TensorBoard's run `inner_steps`,
+    a subdirectory, which has the last test alone.
 
     Long runs write the training metrics of only 5,000 to 10,000 iterations, because an event takes
     as long as an outer step of a small model; `metrics.jsonl` has all iterations.
@@ -127,11 +129,19 @@ class TensorBoardLogger(Logger):
             self._writer.add_text("results", f"```json\n{text}\n```", iterations)
             for name, value in grouped_test_metrics(results).items():
                 self._writer.add_scalar(name, value, iterations)
-            for name, points in _metrics_by_steps(results).items():
-                for steps, value in points:
-                    self._writer.add_scalar(name, value, steps)
             self._add_images(plots, iterations)
             self._writer.flush()
+            if by_steps := _metrics_by_steps(results):
+                self._add_inner_steps(by_steps)
+
+    def _add_inner_steps(self, by_steps: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Replaces the metrics by inner steps, which an earlier test may have written."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(log_dir=str(self._path / _INNER_STEPS), purge_step=0) as writer:
+            for name, points in by_steps.items():
+                for steps, value in points:
+                    writer.add_scalar(name, value, steps)
 
     def _add_images(self, paths: Sequence[Path], iteration: int) -> None:
         from matplotlib.image import imread

@@ -12,10 +12,10 @@ from metadist.errors import UserError
 from metadist.loggers import TensorBoardLogger
 
 
-def read_events(directory):
+def read_events(directory, run="."):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(directory / "tensorboard"))
+    events = EventAccumulator(str(directory / "tensorboard" / run))
     events.Reload()
     return events
 
@@ -92,8 +92,6 @@ def test_validations_have_histograms_and_images_and_the_run_its_hyperparameters(
         Image.new("RGB", (8, 6), (level, 0, 0)).save(image)
         values = {"validation_accuracy": [0.25, 0.75, float("nan")], "validation_loss": [1e30]}
         logger.log_panels(iteration, values, [image])
-    rows = [{"steps": steps, "mean": steps / 10, "ci95": 0.1} for steps in (0, 1)]
-    logger.finish({"iterations": 6, "test_accuracy_by_steps": rows}, [])
     logger.close()
     events = read_events(tmp_path)
     assert logger.shows_panels and events.Tags()["images"] == ["validation/tasks"]
@@ -106,7 +104,21 @@ def test_validations_have_histograms_and_images_and_the_run_its_hyperparameters(
         assert pixels.getpixel((0, 0)) == (level, 0, 0)
     (newest,) = events.Histograms("validation/accuracy_of_tasks")
     assert (newest.histogram_value.num, newest.histogram_value.sum) == (2, 1.0)
-    by_steps = [(each.step, each.value) for each in events.Scalars("test/accuracy_by_steps")]
-    assert by_steps == [(0, 0.0), (1, pytest.approx(0.1))]
     plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data
     assert plugin.plugin_name == "hparams" and b"task.ways" in plugin.content
+
+
+def test_a_continued_run_has_the_metrics_by_inner_steps_of_its_last_test(tmp_path):
+    for start, means in ((0, [0.25, 0.5, 0.625]), (6, [0.25, 0.75])):
+        if start:
+            time.sleep(1.1)  # event files are ordered by the second in their names
+        logger = TensorBoardLogger()
+        logger.start(example_run(tmp_path, start))
+        rows = [{"steps": steps, "mean": mean, "ci95": 0.1} for steps, mean in enumerate(means)]
+        logger.finish({"iterations": start + 6, "test_accuracy_by_steps": rows}, [])
+        logger.close()
+    events = read_events(tmp_path, "inner_steps")
+    assert events.Tags()["scalars"] == ["test/accuracy_by_steps"]
+    points = [(each.step, each.value) for each in events.Scalars("test/accuracy_by_steps")]
+    assert points == [(0, 0.25), (1, 0.75)]
+    assert read_events(tmp_path).Tags()["scalars"] == []
