@@ -138,12 +138,12 @@ def join_without_success(store: dist.Store, timeout: float) -> RendezvousTimeout
 def test_a_rank_zero_that_starts_late_reports_who_is_missing():
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
-        # Without rank zero this rank would leave after 2 s.
-        attendant = pool.submit(join_without_success, store, 1.0)
+        # Without rank zero, rank 1 would leave after 3 s.
+        rank_1 = pool.submit(join_without_success, store, 2.0)
         time.sleep(1.3)
         with pytest.raises(RendezvousTimeoutError, match=r"ranks \[2\]"):
-            host_rendezvous(store, 3, 1.0)
-        assert isinstance(attendant.result(), RendezvousClosedError)
+            host_rendezvous(store, 3, 2.0)
+        assert isinstance(rank_1.result(), RendezvousClosedError)
 
 
 def test_a_rank_zero_that_does_not_confirm_its_session_is_named():
