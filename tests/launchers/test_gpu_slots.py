@@ -1,19 +1,20 @@
 """Concurrent jobs have different GPUs, in one process and in several ones."""
 
 import multiprocessing
+import tempfile
 import time
 from contextlib import ExitStack
 
 import pytest
 
 from metadist.errors import UserError
-from metadist.launchers import gpu_slots
 from metadist.launchers.gpu_slots import acquire_slot
 
 PAIRS = [["0", "1"], ["2", "3"]]
 
 
-def hold_slot(sender) -> None:
+def hold_slot(sender, directory: str) -> None:
+    tempfile.tempdir = directory
     with ExitStack() as stack:
         sender.send(acquire_slot(PAIRS, stack))
         time.sleep(60)
@@ -21,7 +22,7 @@ def hold_slot(sender) -> None:
 
 @pytest.fixture(autouse=True)
 def _temporary_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_slots.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def test_the_first_slot_without_locked_gpus_is_acquired():
@@ -37,12 +38,12 @@ def test_the_first_slot_without_locked_gpus_is_acquired():
 
 
 def test_processes_have_different_slots_until_they_die(tmp_path):
-    context = multiprocessing.get_context("fork")  # a new Python would import torch
+    context = multiprocessing.get_context("forkserver")  # that of `worlds`
     receiver, sender = context.Pipe(duplex=False)
-    holder = context.Process(target=hold_slot, args=(sender,), daemon=True)
+    holder = context.Process(target=hold_slot, args=(sender, str(tmp_path)), daemon=True)
     holder.start()
     with ExitStack() as stack:
-        assert receiver.poll(30) and receiver.recv() == 0
+        assert receiver.poll(60) and receiver.recv() == 0
         assert acquire_slot(PAIRS, stack) == 1
         holder.kill()
         holder.join()
