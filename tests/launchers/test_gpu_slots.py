@@ -48,14 +48,14 @@ def test_processes_have_different_slots_until_they_die(tmp_path):
         holder.kill()
         holder.join()
         assert acquire_slot(PAIRS, stack) == 0
-    (directory,) = tmp_path.iterdir()
+    (directory,) = tmp_path.glob("metadist-*")
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_directory_that_others_can_access_is_refused(tmp_path):
     with ExitStack() as stack:
         acquire_slot([["0"]], stack)
-    (directory,) = tmp_path.iterdir()
+    (directory,) = tmp_path.glob("metadist-*")
     directory.chmod(0o770)
     with ExitStack() as stack, pytest.raises(UserError, match=r"other users can .* TMPDIR"):
         acquire_slot([["0"]], stack)
