@@ -120,10 +120,9 @@ class Reptile(InnerLoopLearner):
         start = self.initial()
         adapted = self.adapt(start, episode.support, self.inner_steps)
         with torch.no_grad():
-            buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-            predictions = self.predict(adapted, episode.query.inputs)
-            for buffer, before in buffers:  # such as running statistics
-                buffer.copy_(before)
+            # Copies, since the query set changes no buffers, such as running statistics.
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            predictions = self.predict({**adapted, **buffers}, episode.query.inputs)
             value = self.loss(predictions, episode.query.targets)
             gradients = [start[name] - adapted[name] for name in start]
         loss = with_gradients(value, list(start.values()), gradients)

@@ -76,7 +76,7 @@ def build_experiment(
         _log.info("init_from=%s is not used, since the run resumes", init_from)
     if init_from is not None and experiment.strategy.is_driver and not resumed:
         protocol = experiment.tasks.protocol()
-        message, warning = initialize(experiment.learner, init_from, protocol)
+        message, warning = initialize(experiment.learner, str(init_from), protocol)
         if get_rank() == 0:
             _log.info(message)
             if warning is not None:

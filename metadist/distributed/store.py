@@ -30,6 +30,7 @@ from metadist.distributed.world import (
     host_name,
     is_single_node,
     launched_by_torchrun,
+    parent_is_agent,
 )
 from metadist.errors import UserError, first_line
 
@@ -175,7 +176,8 @@ def elastic_store() -> dist.Store:
 def _is_file_store() -> bool:
     if not (launched_by_torchrun() and is_single_node()):
         return False
-    return get_world_info().world_size > 1 or _private_directory() is not None
+    several = get_world_info().world_size > 1
+    return several or (parent_is_agent() and _private_directory() is not None)
 
 
 def _agent_hosts_store() -> bool:

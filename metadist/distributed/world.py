@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from metadist.errors import UserError
@@ -137,6 +138,19 @@ def host_name() -> str:
 def launched_by_torchrun() -> bool:
     """Whether torchrun's agent started this process and is its parent."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def parent_is_agent() -> bool:
+    """Whether this process's parent is torchrun's agent, as far as /proc tells.
+
+    A process that a worker starts has the worker's environment variables, too.
+    """
+    try:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return False
+    is_torchrun = b"torch.distributed.run" in command or b"torchrun" in command
+    return launched_by_torchrun() and is_torchrun
 
 
 def usable_cpus() -> int:

@@ -27,7 +27,7 @@ from metadist.distributed.errors import RendezvousClosedError
 from metadist.distributed.job import current_job
 from metadist.distributed.process_exit import exit_without_finalizing, flush_streams
 from metadist.distributed.rendezvous import rendezvous
-from metadist.distributed.world import host_name, launched_by_torchrun
+from metadist.distributed.world import host_name, parent_is_agent
 from metadist.errors import (
     FAILURE_STATUS,
     FULL_TRACEBACKS,
@@ -331,11 +331,10 @@ def _kill_stuck_agent() -> None:
     """
     pid = os.getppid()
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return
-    if launched_by_torchrun() and (b"torch.distributed.run" in command or b"torchrun" in command):
+    if parent_is_agent():
         subprocess.Popen(
             ["sh", "-c", _KILL_AGENT.format(pid=pid, started=started)],
             stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """GPUs for the jobs that run at the same time, also in different processes of a user."""
 
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 
 from metadist.errors import UserError
+
+_jobs_without_own_gpus = itertools.count()
 
 
 def acquire_slot(slots: Sequence[Sequence[str]], stack: ExitStack) -> int:
@@ -23,7 +26,7 @@ def acquire_slot(slots: Sequence[Sequence[str]], stack: ExitStack) -> int:
         stack: the stack on which the locks are put; they are released when it is closed.
 
     Returns:
-        The slot's index; the number of slots if there is none.
+        The slot's index; if all have locked GPUs, each in turn; 0 if there are no slots.
 
     Raises:
         UserError: the directory for temporary files cannot be used for locks.
@@ -47,4 +50,4 @@ def acquire_slot(slots: Sequence[Sequence[str]], stack: ExitStack) -> int:
             f"GPUs cannot be locked for a job in {directory} ({error}): set TMPDIR to a directory "
             "of a local disk that you can write to."
         ) from None
-    return len(slots)
+    return next(_jobs_without_own_gpus) % len(slots) if slots else 0

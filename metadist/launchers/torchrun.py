@@ -187,8 +187,7 @@ class TorchrunLauncher(Launcher):
 
         Args:
             spec: the job.
-            slot: the job's index among the jobs that run at the same time; each has its own GPUs,
-                except those for which there are too few.
+            slot: the index of the job's GPUs; see `acquire_slot`.
         """
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))

@@ -65,7 +65,7 @@ class CUB(DecodedImages):
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
-        stem, shape = f"cub_{self.size}px", (None, 3, self.size, self.size)
+        stem, shape = f"cub_{self.size}px", (IMAGES, 3, self.size, self.size)
         classes: list[ImageClass] = []
         with image_files.root_errors(root, "CUB-200-2011"):
             for folder in FOLDERS:

@@ -37,9 +37,9 @@ _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _CHUNK = 256
 """The number of images that are decoded before the next ones are read."""
 _SHOWN = 10
+"""The number of images that an error names."""
 _SEARCHED = 1000
 """The number of files decoded after one that cannot be, to name all of a damaged copy together."""
-"""The number of images that an error names."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -1,6 +1,7 @@
 """tieredImageNet: 608 classes of ImageNet, divided by their categories, 84 by 84 pixels."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,19 +48,29 @@ class TieredImageNet(DecodedImages):
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
         images, names = load_images(root, self.dataset_name)
-        for split, members in given_splits(names).items():
-            if len(members) != CLASSES[split]:
-                raise UserError(
-                    f"the number of classes for {split} in {root} is {len(members)}, in "
-                    f"tieredImageNet {CLASSES[split]}; replace it with a complete copy, or use "
-                    "dataset=folder."
-                )
-            if (count := sum(len(images[index]) for index in members)) < IMAGES[split]:
-                raise UserError(
-                    f"the number of images for {split} in {root} is {count}, in tieredImageNet "
-                    f"{IMAGES[split]}; replace it with a complete copy, or use dataset=folder."
-                )
+        _check(root, names, [len(each) for each in images])
         return images, names
+
+
+def _check(root: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Raise a UserError if classes or images are missing.
+
+    Args:
+        root: the directory, for the message.
+        names: the classes, as `SPLIT/NAME`.
+        sizes: the number of images of each class.
+    """
+    for split, members in given_splits(names).items():
+        counts = {
+            "classes": (len(members), CLASSES[split]),
+            "images": (sum(sizes[index] for index in members), IMAGES[split]),
+        }
+        for noun, (count, expected) in counts.items():
+            if count < expected or (noun == "classes" and count > expected):
+                raise UserError(
+                    f"the number of {noun} for {split} in {root} is {count}, in tieredImageNet "
+                    f"{expected}; replace it with a complete copy, or use dataset=folder."
+                )
 
 
 def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
@@ -80,7 +91,10 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
         if all((root / short).is_dir() for short in SHORT_NAMES.values()):
             classes = image_files.find_classes(root, "tieredImageNet")
             image_files.check_disjoint(((item.split, item.name) for item in classes), root)
-            return load_classes(root, stem, [item for item in classes if item.files], SIDE, "RGB")
+            classes = [item for item in classes if item.files]
+            names = [f"{item.split}/{item.name}" for item in classes]
+            _check(root, names, [len(item.files) for item in classes])  # before they are decoded
+            return load_classes(root, stem, classes, SIDE, "RGB")
     if (cached := array_cache.load_any(root, stem, (None, 3, SIDE, SIDE))) is not None:
         return group_by_class(cached)
     raise UserError(

@@ -174,6 +174,9 @@ class _Snapshot:
         if kind.__eq__ is object.__eq__:
             return kind
         # An object is equal to itself, also after a change of its attributes.
+        if hasattr(kind, "__attrs_attrs__"):  # it may have slots
+            values = [getattr(value, field.name, None) for field in kind.__attrs_attrs__]
+            return kind, self.of(values, depth + 1)
         return (kind, self.of(vars(value), depth + 1)) if hasattr(value, "__dict__") else value
 
     def _path(self, module: nn.Module) -> str:

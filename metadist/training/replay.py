@@ -196,7 +196,7 @@ def _restore(experiment: Experiment, split: str, done: int, checkpoint: Path | N
     init_from = experiment.configuration.get("init_from")
     if init_from is None:
         return "the seed"
-    initialize(experiment.learner, init_from)
+    initialize(experiment.learner, str(init_from))
     return str(init_from)
 
 

@@ -80,17 +80,16 @@ def restore(experiment: Experiment) -> None:
             )
 
 
+_NUMBER = " Hydra takes 2024_11_27 for the number 20241127: write 'resume=\"2024_11_27\"'."
+
+
 def _checkpoint_file(path: Path) -> Path:
     """The path of a checkpoint, or of the newest one in a run's directory."""
     if not path.exists():
         raise UserError(
             f"resume={path} does not exist: give a checkpoint file, or a run's directory for its "
             "newest checkpoint; resume=auto takes that of hydra.run.dir, if there is one."
-            + (
-                f" Quote a name that is a number: 'resume=\"{path}\"'."
-                if path.name.isdigit()
-                else ""
-            )
+            + (_NUMBER if str(path).isdigit() else "")
         )
     return Checkpoints(path).first_candidate() if path.is_dir() else path
 

@@ -229,6 +229,7 @@ class Trainer:
         """Take the outer steps that are left, with validations and checkpoints between them. The
         drivers call it.
         """
+        self._require_last_weights("train")
         experiment, state = self.experiment, self.state
         self._is_training = True
         if self._is_main:
@@ -561,13 +562,15 @@ class Trainer:
         Raises:
             UserError: the learner holds the best weights, which `test` has loaded.
         """
+        self._require_last_weights("save_checkpoint")
+        self._save(self.checkpoints.path(self.state.iteration), self.checkpoints.save)
+
+    def _require_last_weights(self, method: str) -> None:
         if self._holds_best:
             raise UserError(
-                "trainer.save_checkpoint() was called in or after the test, for which the weights "
-                "of the best checkpoint are loaded: call it before, or set "
-                "trainer.test_checkpoint=last."
+                f"trainer.{method}() was called in or after the test, for which the weights of the "
+                "best checkpoint are loaded: call it before, or set trainer.test_checkpoint=last."
             )
-        self._save(self.checkpoints.path(self.state.iteration), self.checkpoints.save)
 
     def _save(self, path: Path, save: Callable[[int, dict[str, Any]], Path]) -> None:
         if self._is_main:

@@ -77,19 +77,28 @@ def test_a_log_directory_that_others_may_write_to_is_refused(tmp_path, case):
         assert "torchrun's log directory" in message and "\n" not in message
 
 
-def mark_start() -> tuple[str, bool]:
+def mark_start(is_worker: bool) -> tuple[str, bool]:
     """The first value of a key in the job's store; whether an earlier process started the run."""
+    if is_worker:
+        store.parent_is_agent = lambda: True
     had_started = current_job().has_started("run")
     current_job().mark_started("run")
     return world_store().compare_set("value", "", str(os.getpid())).decode(), had_started
 
 
-@pytest.mark.parametrize(("mode", "shared"), [(0o700, True), (0o755, False)])
-def test_a_single_worker_of_torchrun_shares_its_store_with_its_restarts(tmp_path, mode, shared):
+@pytest.mark.parametrize(
+    ("mode", "is_worker", "shared"),
+    [(0o700, True, True), (0o755, True, False), (0o700, False, False)],
+)
+def test_a_single_worker_of_torchrun_shares_its_store_with_its_restarts_alone(
+    tmp_path, mode, is_worker, shared
+):
     tmp_path.chmod(mode)
-    store = open_store()
+    agent_store = open_store()
     [(before, had_started)], [(after, has_started)] = (
-        run_world(mark_start, 1, environment=worker_environment(tmp_path), store=store)
+        run_world(
+            mark_start, 1, is_worker, environment=worker_environment(tmp_path), store=agent_store
+        )
         for _ in range(2)
     )
     assert not had_started
@@ -109,12 +118,13 @@ todist.shutdown_rpc()
 
 
 @pytest.mark.slow
-def test_torchruns_workers_find_the_file_by_themselves(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_torchruns_workers_find_the_file_by_themselves(tmp_path, workers):
     (tmp_path / "program.py").write_text(PRINT_STORE)
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc_per_node=2", str(tmp_path / "program.py")),
+            *(f"--nproc_per_node={workers}", str(tmp_path / "program.py")),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
         cwd=ROOT,
@@ -123,7 +133,8 @@ def test_torchruns_workers_find_the_file_by_themselves(tmp_path):
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.split("\n")[:2]) == ["0 FileStore", "1 FileStore"]
+    expected = [f"{rank} FileStore" for rank in range(workers)]
+    assert sorted(ended.stdout.split("\n")[:workers]) == expected
 
 
 def full_disk(*_: object) -> int:

@@ -29,10 +29,10 @@ def test_the_first_slot_without_locked_gpus_is_acquired():
     pairs = [["0", "1"], ["2", "MIG-a/1"]]
     with ExitStack() as first, ExitStack() as second, ExitStack() as third:
         assert acquire_slot(pairs, first) == 0 and acquire_slot(pairs, second) == 1
-        assert acquire_slot(pairs, third) == 2  # there is none
+        assert [acquire_slot(pairs, third) for _ in range(3)] in ([0, 1, 0], [1, 0, 1])  # shared
         first.close()
         assert acquire_slot([["1"], ["0"]], first) == 0
-        assert acquire_slot(pairs, third) == 2  # one GPU of each is locked
+        assert acquire_slot(pairs, third) in (0, 1)  # one GPU of each is locked
         assert acquire_slot([["1"], ["0"]], third) == 1
         assert acquire_slot([], third) == 0
 

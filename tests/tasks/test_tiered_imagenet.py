@@ -122,6 +122,7 @@ def test_missing_files_and_classes(tmp_path, monkeypatch):
     monkeypatch.setitem(tiered_imagenet.IMAGES, "test", 9)
     with pytest.raises(UserError, match=r"images for test in .* is 8, in tieredImageNet 9; replac"):
         TieredImageNet(str(tmp_path / "data"))
+    assert not list((tmp_path / "data").glob("*.npy"))
     monkeypatch.setitem(tiered_imagenet.CLASSES, "test", 160)
     with pytest.raises(UserError, match=r"classes for test in .* is 2, in tieredImageNet 160"):
         TieredImageNet(str(tmp_path / "data"))

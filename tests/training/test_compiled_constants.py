@@ -31,6 +31,20 @@ class WithoutValue:
     value: int = field(init=False)
 
 
+class WithoutDict:
+    """Like a class that attrs has made, which has slots."""
+
+    __slots__ = ("scale",)
+    __attrs_attrs__ = (SimpleNamespace(name="scale"),)
+    __hash__ = None
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WithoutDict) and self.scale == other.scale
+
+
 class Phase(enum.Enum):
     """An enumeration among a module's attributes."""
 
@@ -45,7 +59,7 @@ class Configured(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         self.order = [self.layers[1], self.layers[0]]
-        self.arguments = argparse.Namespace(scale=1.0)
+        self.arguments, self.slots = argparse.Namespace(scale=1.0), WithoutDict()
         self.options = SimpleNamespace(scale=1.0, nested={"steps": [1, 2]})
         self.table = np.arange(3)
         self.scale = torch.ones(2)
@@ -82,6 +96,7 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
     ("name", "change"),
     [
         ("options", lambda each: setattr(each.options, "scale", 0.5)),
+        ("slots", lambda each: setattr(each.slots, "scale", 0.5)),
         ("arguments", lambda each: setattr(each.arguments, "scale", 0.5)),
         ("settings", lambda each: setattr(each.settings, "scale", 0.5)),
         ("activation", lambda each: each.activation.keywords.update(negative_slope=0.2)),

@@ -147,6 +147,7 @@ def test_pretrained_weights_know_their_class_split():
     ("overrides", "message"),
     [
         (["model=mlp", "task.ways=4"], "has no tensor that fits MAML and its model"),
+        (["init_from=2024"], "2024 is neither a path nor the name of pretrained weights"),
         (["init_from=missing"], "missing is neither a path nor the name of pretrained weights"),
         (["init_from=runs/maml_omniglot_5w1s_cosine"], "neither a path nor the name"),
     ],

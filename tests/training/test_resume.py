@@ -360,7 +360,7 @@ def test_from_the_directory_of_another_run(tmp_path):
     assert (resumed["test_loss"], resumed["iterations"]) == (whole["test_loss"], 6)
     with pytest.raises(UserError, match="holds no checkpoint: give the directory of a run"):
         build(tmp_path / "third", "strategy=local", f"resume={tmp_path}")
-    with pytest.raises(UserError, match=r"20241127 does not exist.* 'resume=\".*20241127\"'"):
+    with pytest.raises(UserError, match=r"20241127 does not exist.* write 'resume=\"2024_11_27\"'"):
         build(tmp_path / "third", "strategy=local", "resume=2024_11_27")
     with pytest.raises(UserError, match="none does not exist: give a checkpoint file, or a run's"):
         build(tmp_path / "third", "strategy=local", f"resume={tmp_path / 'none'}")

@@ -183,6 +183,8 @@ def test_the_tested_state_is_the_last_or_the_best(tmp_path, monkeypatch, which):
     assert results["test_tasks"] == results["protocol"]["test_tasks"] == 7
     with contextlib.ExitStack() as stack:
         if which == "best":
+            with pytest.raises(UserError, match=r"train\(\) was called in or after the test"):
+                trainer.train()
             refused = pytest.raises(UserError, match=r"save_checkpoint\(\) was called in")
             stack.enter_context(refused)
         trainer.save_checkpoint()
