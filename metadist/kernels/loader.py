@@ -174,8 +174,9 @@ def in_functorch() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether `pytorch_operations` is active."""
-    return _tracing.get()
+    """Whether `pytorch_operations` is active; never while `torch.compile` traces the model."""
+    # First the mode: PyTorch 2.8 cannot trace a ContextVar.
+    return not torch.compiler.is_compiling() and _tracing.get()
 
 
 @contextmanager
