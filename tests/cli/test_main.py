@@ -9,6 +9,7 @@ from typing import IO
 
 import pytest
 from commands import CommandResult, command, run_command
+from tiny import SMALL
 from worlds import run_world
 
 import metadist.cli.main
@@ -62,7 +63,7 @@ def test_a_sweep_goes_on_after_options_that_do_not_fit(tmp_path):
 
 def twice(*overrides: str) -> tuple[str, str]:
     """The directories of two runs in one process."""
-    sys.argv = ["maml.py", *overrides]
+    sys.argv = ["maml.py", *SMALL, "trainer.eval_tasks=2", "trainer.report=false", *overrides]
     stamps = []
     metadist.cli.main.exit_process = lambda status, is_program: stamps.append(run_stamp())
     for _ in range(2):
@@ -71,7 +72,7 @@ def twice(*overrides: str) -> tuple[str, str]:
 
 
 def test_two_runs_in_one_process_have_two_directories(tmp_path):
-    found = run_world(twice, 2, f"hydra.run.dir={tmp_path}/${{run_stamp:}}", "trainer.iterations=0")
+    found = run_world(twice, 2, f"hydra.run.dir={tmp_path}/${{run_stamp:}}", "trainer.iterations=1")
     assert found[0] == found[1] and found[0][0] != found[0][1]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(found[0])
 
