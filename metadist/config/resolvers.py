@@ -21,6 +21,7 @@ def fraction(part: float, whole: int) -> int:
 
 
 _programs = 0
+"""The number of calls of main functions in this process; restarts count from zero again."""
 
 
 def begin_program() -> None:

@@ -136,7 +136,7 @@ def host_name() -> str:
 
 
 def launched_by_torchrun() -> bool:
-    """Whether torchrun's agent started this process and is its parent."""
+    """Whether this process has the variables of a worker of torchrun; see `parent_is_agent`."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 

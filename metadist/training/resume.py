@@ -80,7 +80,9 @@ def restore(experiment: Experiment) -> None:
             )
 
 
-_NUMBER = " Hydra takes 2024_11_27 for the number 20241127: write 'resume=\"2024_11_27\"'."
+_ADVICE_ON_NUMBERS = (
+    " Hydra takes 2024_11_27 for the number 20241127: write 'resume=\"2024_11_27\"'."
+)
 
 
 def _checkpoint_file(path: Path) -> Path:
@@ -89,7 +91,7 @@ def _checkpoint_file(path: Path) -> Path:
         raise UserError(
             f"resume={path} does not exist: give a checkpoint file, or a run's directory for its "
             "newest checkpoint; resume=auto takes that of hydra.run.dir, if there is one."
-            + (_NUMBER if str(path).isdigit() else "")
+            + (_ADVICE_ON_NUMBERS if str(path).isdigit() else "")
         )
     return Checkpoints(path).first_candidate() if path.is_dir() else path
 
