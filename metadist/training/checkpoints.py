@@ -92,12 +92,14 @@ class Checkpoints:
         return self.directory / f"best-{iteration:08d}.pt"
 
     def candidates(self) -> list[Path]:
-        """The checkpoints to resume from, in the order to try: newest first, best ones last."""
-        kinds = (self.iterations(), self.bests())
-        return [path for checkpoints in kinds for _, path in reversed(checkpoints)]
+        """The checkpoints to resume from, in the order to try: newest first.
+
+        Of one iteration, the numbered one, which is written after the best one, comes first.
+        """
+        return [path for _, path in sorted([*self.iterations(), *self.bests()], reverse=True)]
 
     def first_candidate(self) -> Path:
-        """The newest checkpoint, or the best one if there is no other.
+        """The newest checkpoint.
 
         Raises:
             UserError: there is none.

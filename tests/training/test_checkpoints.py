@@ -153,7 +153,7 @@ def test_the_newest_are_kept_and_for_each_the_best_until_then(tmp_path):
     names = [path.name for path in saved.candidates()]
     assert names == [
         f"{n}.pt"
-        for n in ("iteration-00000020", "iteration-00000010", "best-00000015", "best-00000007")
+        for n in ("iteration-00000020", "best-00000015", "iteration-00000010", "best-00000007")
     ]
 
 

@@ -378,3 +378,30 @@ def test_the_validation_of_an_earlier_state_is_not_that_of_the_tested_one(tmp_pa
     )
     results = read_results(tmp_path)
     assert results["iterations"] == 6 and "validation_accuracy" not in results
+
+
+def raising_after(directory: str, iteration: int, *overrides: str) -> None:
+    """Train until an error at the end of an iteration."""
+
+    class Raises(Callback):
+        def on_iteration_end(self, trainer, output):
+            if trainer.state.iteration == iteration:
+                raise RuntimeError("on purpose")
+
+    x = build(directory, *overrides)
+    x.callbacks = {"raises": Raises()}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        Trainer(x).run()
+
+
+def test_a_best_checkpoint_that_is_the_newest_one_is_resumed_from(tmp_path):
+    options = ("strategy=local", "trainer.checkpoint_every=0", "trainer.eval_every=1")
+    run_world(train, 1, str(tmp_path), *options, "trainer.iterations=1")
+    more = (*options, "trainer.iterations=8", "resume=auto")
+    run_world(raising_after, 1, str(tmp_path), 8, *more)
+    saved = Checkpoints(tmp_path)
+    newest = saved.bests()[-1][0]
+    assert newest > saved.iterations()[-1][0] == 1
+    x = build(tmp_path, *more)
+    assert x.state.iteration == newest
+    assert not list(saved.directory.glob("*.superseded"))
