@@ -20,7 +20,7 @@ from metadist.kernels.loader import (
     call,
     can_call,
     can_use_triton,
-    check_memory,
+    in_memory,
 )
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
@@ -164,8 +164,7 @@ def _call(
     if inputs.is_cuda:
         from metadist.kernels import convolution_gpu  # imports Triton
 
-        check_memory(*arguments)
-        getattr(convolution_gpu, function)(*geometry, *arguments)
+        getattr(convolution_gpu, function)(*geometry, *map(in_memory, arguments))
         return
     source = _source(inputs.shape[-1], inputs, geometry)
     assert source is not None  # see `can_convolve`

@@ -115,21 +115,20 @@ def has_memory(tensors: Iterable[Tensor | None]) -> bool:
 _NO_DISPATCH = Tensor.__torch_dispatch__
 
 
-def check_memory(*arguments: Tensor | float | None) -> None:
-    """Raise a RuntimeError if a tensor has no memory, as gradients of a kernel's outputs may."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            _address(argument)
+def in_memory(argument: Any) -> Any:
+    """An argument of a kernel; a tensor whose negation PyTorch has put off is negated in a copy.
 
-
-def _address(tensor: Tensor) -> int:
-    pointer = tensor.data_ptr()
-    if not pointer and tensor.numel():
+    Raises:
+        RuntimeError: a tensor has no memory, as gradients of a kernel's outputs may.
+    """
+    if not isinstance(argument, Tensor):
+        return argument
+    if not argument.data_ptr() and argument.numel():
         raise RuntimeError(
-            f"a kernel got a {type(tensor).__name__} without memory, such as a gradient of its "
+            f"a kernel got a {type(argument).__name__} without memory, such as a gradient of its "
             "outputs: use layers with `native=False`"
         )
-    return pointer
+    return argument.resolve_neg()
 
 
 @functools.cache
@@ -208,12 +207,13 @@ def call(
     """
     symbol = getattr(library(name), f"{function}_{_TYPES[dtype]}")
     symbol.restype = None
-    symbol(*map(_as_ctypes, arguments))
+    given = list(map(in_memory, arguments))  # copies among them live until the call returns
+    symbol(*map(_as_ctypes, given))
 
 
 def _as_ctypes(argument: Tensor | float | ctypes.Structure | None) -> Any:
     if isinstance(argument, Tensor):
-        return ctypes.c_void_p(_address(argument))
+        return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_double(argument) if isinstance(argument, float) else argument
 
 

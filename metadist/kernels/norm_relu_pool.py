@@ -19,7 +19,7 @@ from metadist.kernels.loader import (
     call,
     can_call,
     can_use_triton,
-    check_memory,
+    in_memory,
 )
 
 _SOURCE = "norm_relu_pool"
@@ -174,8 +174,7 @@ def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> 
     if y.is_cuda:
         from metadist.kernels import norm_relu_pool_gpu  # imports Triton
 
-        check_memory(*arguments)
-        getattr(norm_relu_pool_gpu, function)(window, *arguments)
+        getattr(norm_relu_pool_gpu, function)(window, *map(in_memory, arguments))
     else:
         call(_SOURCE, function, y.dtype, _Shape(*y.shape, window), *arguments)
 

@@ -239,3 +239,12 @@ def test_no_images(stride):
     size = 6 // stride
     found = functional_call(layer, parameters, (torch.randn(2, 0, 4, 6, 6),))
     assert found.shape == (2, 0, 5, size, size)
+
+
+def test_a_negation_that_pytorch_puts_off_is_computed():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, 2, 5, 5, 16, generator=generator)
+    weight = torch.randn(1, 16, 16, 3, 3, generator=generator)
+    negative = torch._neg_view(inputs)  # noqa: SLF001  # as the imaginary part of a conjugate
+    assert negative.is_neg()
+    assert torch.equal(convolve(negative, weight, None), convolve(-inputs, weight, None))
