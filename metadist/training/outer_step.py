@@ -115,7 +115,8 @@ def weighted_step_sum(
     def total(leaf: Tensor) -> Tensor:
         values, weight = leaf.detach(), weights.to(leaf.device)
         if values.dim() == 1:
-            return weight.dot(values.double())
+            # A padding task has weight zero, and zero times infinity would be NaN.
+            return weight.dot(values.double().where(weight != 0, 0))
         if values.is_contiguous():
             return (weight @ values.double().flatten(1)).view(values.shape[1:])
         # In memory order, since another order would copy the tensor.

@@ -87,6 +87,22 @@ def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+class InfiniteMetric(MAML):
+    """Has a metric that is infinite in every task."""
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        return result._replace(metrics={"odd": torch.full_like(result.loss.detach(), torch.inf)})
+
+
+def test_an_infinite_metric_of_a_padding_task_does_not_count(form):
+    learner, tasks = sinusoid()
+    learner = InfiniteMetric(learner.model, True, 0.01, 2).train()
+    learner.batches_tasks = True
+    compiled = response(learner, tasks, 3, CompileOptions(f"infinite metric, {form}", 4))
+    assert compiled.value.metrics["odd"].item() == torch.inf
+
+
 def test_a_step_whose_loop_depends_on_values_is_compiled(form, caplog):
     tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
     learner = IMAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01, inner_steps=2)
