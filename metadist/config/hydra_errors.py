@@ -198,6 +198,8 @@ def _composition(text: str, cause: BaseException | None) -> str:
         )
     if "." in key and isinstance(node, DictConfig):
         return _unknown_key(str(getattr(cause, "full_key", key)), node)
+    if key in Settings.model_fields:  # of another primary configuration
+        return f"{key} is not set in this configuration: write +{key}=VALUE to add it."
     nearest = nearest_key(key)
     if nearest is None and isinstance(node, DictConfig):
         groups = cast(dict[str, Any], OmegaConf.to_container(node, resolve=False))

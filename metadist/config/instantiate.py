@@ -19,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from metadist.config.schema import NOT_IN_DEFAULTS
 from metadist.errors import UserError, did_you_mean, one_line, user_frame
 
 _TARGET = "_target_"
@@ -81,9 +82,14 @@ def bind_arguments(
     if OmegaConf.is_config(node):
         values = _values(node, path)
     if not isinstance(values, Mapping) or _TARGET not in values:
+        plus = "+" if path in NOT_IN_DEFAULTS else ""
         raise UserError(
-            f"{path} must name a {_TARGET} and its arguments, got {values!r}: choose one of the "
-            f"options of {path}, as in {path}=NAME."
+            f"{path} must name a {_TARGET} and its arguments, got {values!r}: "
+            + (
+                f"name its class, as in +{path}.{_TARGET}=CLASS."
+                if "." in path
+                else f"choose one of the options of {path}, as in {plus}{path}=NAME."
+            )
         )
     if unsupported := [key for key in values if key in _UNSUPPORTED]:
         raise UserError(f"{path}.{unsupported[0]} is not supported: give the arguments by name.")

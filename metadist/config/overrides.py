@@ -88,7 +88,11 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
         options = [f"+{node}={choices[node]}" for node in nodes[: nodes.index(group) + 1]]
         alone = hydra.compose(None, [*searchpath, *options])
         values = with_overrides(alone[group], group, parsed)
-        if values != configuration[group]:
+        # Not resolved: `alone` lacks the keys that other groups refer to.
+        before, after = (
+            OmegaConf.to_container(node, resolve=False) for node in (configuration[group], values)
+        )
+        if before != after:
             _log.info(
                 "%s=%s replaces %s=%s: the values for %s in %s do not apply",
                 *(group, choices[group], group, preset[group], group),

@@ -62,6 +62,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         ),
         (["sede=1"], "sede is not a key or group of the configuration (did you mean seed?): check"),
         (
+            ["running_statistics=true"],
+            "is not set in this configuration: write +running_statistics",
+        ),
+        (
             ["scheduler=null"],
             "a group takes the name of an option, not null: write GROUP=NAME, as in",
         ),

@@ -133,6 +133,20 @@ def test_refusals_are_one_sentence(node, parts):
     assert all(part in message for part in parts), message
 
 
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("reducer", "as in reducer=NAME."),
+        ("partition", "as in +partition=NAME."),
+        ("callbacks.ema", "as in +callbacks.ema._target_=CLASS."),
+    ],
+)
+def test_a_node_without_a_class_names_the_override_that_gives_one(path, advice):
+    with pytest.raises(UserError) as caught:
+        instantiate({"decay": 0.5}, path)
+    assert str(caught.value).endswith(advice)
+
+
 def test_options_are_those_that_are_not_given():
     with pytest.raises(UserError, match=r"its options are rim\.$"):
         instantiate({"_target_": WHEEL, "hub": 1}, "wheel", spokes=9)

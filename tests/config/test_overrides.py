@@ -217,3 +217,10 @@ def test_options_replace_the_values_of_a_primary_configuration_of_the_user(tmp_p
 def test_another_class_of_metadist_has_its_own_defaults(composed):
     cfg = composed("algorithm._target_=metadist.algorithms.Prototypical")
     assert values(cfg.algorithm) == {}
+
+
+def test_choosing_an_option_without_a_preset_logs_nothing(caplog):
+    caplog.set_level("INFO")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("ddp", ["model=mlp", "logger=console"])
+    assert cfg.model.running_statistics is True and not caplog.messages
