@@ -1,5 +1,6 @@
 """Restores a run from a checkpoint."""
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -243,7 +244,7 @@ def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, st
             continue
         if group == "callbacks" and os.sep in saved.get(key, "") + current.get(key, ""):
             continue  # a path, such as one in the run's directory
-        if saved.get(key) != current.get(key):
+        if not _equal(saved.get(key), current.get(key)):
             was, now = (values.get(key, "not set") for values in (saved, current))
             different.append(f"{key} was {was} there and is {now} now")
     if different:
@@ -251,6 +252,13 @@ def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, st
             f"the checkpoint {path} is of another run: {', '.join(different)}; resume with the "
             f"options that it was trained with, or start another run with init_from={path}."
         )
+
+
+def _equal(first: str | None, second: str | None) -> bool:
+    """Whether two texts are equal, or the same number, as 1 and 1.0 are."""
+    with contextlib.suppress(TypeError, ValueError):
+        return first == second or float(first or "") == float(second or "")
+    return False
 
 
 def _callback_names(fingerprint: Mapping[str, str]) -> set[str]:

@@ -405,3 +405,12 @@ def test_a_best_checkpoint_that_is_the_newest_one_is_resumed_from(tmp_path):
     x = build(tmp_path, *more)
     assert x.state.iteration == newest
     assert not list(saved.directory.glob("*.superseded"))
+
+
+def test_a_number_may_be_written_in_another_way(tmp_path):
+    options = ("strategy=local", "scheduler=cosine", "resume=auto")
+    run_world(train, 1, str(tmp_path), *options, "trainer.iterations=4.0", "algorithm.inner_lr=1")
+    again = (*options, "trainer.iterations=4", "algorithm.inner_lr=1.0")
+    assert build(tmp_path, *again).state.iteration == 4
+    with pytest.raises(UserError, match=r"algorithm\.inner_lr was 1 there and is 1\.5 now"):
+        build(tmp_path, *again, "algorithm.inner_lr=1.5")
