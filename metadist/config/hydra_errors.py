@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from metadist.config.instantiate import locate_target
+from metadist.config.own_defaults import GIVEN
 from metadist.config.schema import NOT_IN_DEFAULTS, Settings, nearest_key
 from metadist.errors import UserError, did_you_mean
 
@@ -224,9 +225,8 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         accepted = inspect.signature(locate_target(str(node._target_), path)).parameters
         known = True
         kwargs = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        # Most parameters that metadist passes have no default.
-        passed = ("regression",) if path == "algorithm" else ()
-        optional = [n for n, p in accepted.items() if p.default is not p.empty and n not in passed]
+        given = GIVEN.get(path, ())
+        optional = [n for n, p in accepted.items() if p.default is not p.empty and n not in given]
         names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."

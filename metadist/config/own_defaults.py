@@ -11,7 +11,7 @@ from metadist.config.instantiate import option_defaults
 _LIBRARIES = ("metadist", "torch", "torchvision", "timm")
 """Packages whose classes are not the user's own."""
 
-_GIVEN: Mapping[str, tuple[str, ...]] = {
+GIVEN: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("model", "regression"),
     "dataset": (),
     "model": ("input_shape", "outputs"),
@@ -39,10 +39,10 @@ def own_defaults(
             return {}
         if str(node["_target_"]).partition(".")[0] in _LIBRARIES:
             return {}
-        return option_defaults(node, path, _GIVEN.get(path, ()), locate)
+        return option_defaults(node, path, GIVEN.get(path, ()), locate)
 
     callbacks = configuration.get("callbacks") or {}
-    defaults: dict[str, Any] = {group: of(configuration.get(group), group) for group in _GIVEN}
+    defaults: dict[str, Any] = {group: of(configuration.get(group), group) for group in GIVEN}
     defaults["callbacks"] = {name: of(n, f"callbacks.{name}") for name, n in callbacks.items()}
     return {group: options for group, options in defaults.items() if options}
 

@@ -44,6 +44,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
             ["algorithm.regression=true"],
             "algorithm.regression is not a key of the configuration: the",
         ),
+        (
+            ["task.sampled_splits=[train]"],
+            "task.sampled_splits is not a key of the configuration: ",
+        ),
         (["logger.console.x=3"], "the keys of logger.console are refresh_seconds."),
         (
             ["+dataset.size=9", "+seed=1"],
