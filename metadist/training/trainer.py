@@ -576,16 +576,13 @@ class Trainer:
         if self._is_main:
             # Metrics first, so that a resumed run finds the metrics of all earlier iterations.
             self.experiment.logger.flush()
-            save(self.state.iteration, self._checkpoint_contents())
+            self.state.wall_seconds = time.perf_counter() - self._started
+            save(self.state.iteration, checkpoint_contents(self.experiment))
         if self.callbacks:
             self.experiment.strategy.barrier()  # rank zero has written the file
         with self._not_in_own_hook("save_checkpoint", "file"):
             for callback in self.callbacks:
                 callback.on_checkpoint(self, path)
-
-    def _checkpoint_contents(self) -> dict[str, Any]:
-        self.state.wall_seconds = time.perf_counter() - self._started
-        return checkpoint_contents(self.experiment)
 
     def _is_finished(self) -> bool:
         """Whether all outer steps are taken, or a callback asked to stop."""
