@@ -1,8 +1,9 @@
 """Replay a single task of a run: metadist replay RUN --key 0,train,17,3.
 
-Prints the loss of the task and the norm of its gradient for each parameter, on CPUs with the same
-bits as in a run that was not compiled, and plots the task into RUN/replays. A key is
-seed,split,iteration,index, as reported for a task with a non-finite loss.
+Prints the loss of the task and the norm of its gradient for each parameter, and plots the task into
+RUN/replays. On CPUs the bits are those of the run; they are equal up to rounding if it was compiled
+or used distributed autograd or the engine "ddp". A key is seed,split,iteration,index, as reported
+for a task with a non-finite loss.
 """
 
 from pathlib import Path

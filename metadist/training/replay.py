@@ -91,7 +91,8 @@ def parse_key(text: str) -> Tensor:
 
 
 def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) -> Replay:
-    """Compute one task as the run did: on CPUs with the same bits, unless the run was compiled.
+    """Compute one task as the run did: on CPUs with the same bits, unless the run was compiled or
+    used distributed autograd or the engine "ddp".
 
     The learner's state before the key's iteration comes from the newest checkpoint until then,
     from `init_from`, or from the seed; the outer steps in between are repeated, without callbacks.
