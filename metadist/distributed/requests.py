@@ -182,7 +182,8 @@ class Requests:
                 pending = [i for i in range(len(self.futures)) if i not in responses]
                 if time.monotonic() >= self._deadline:
                     raise self._timeout_error(pending[0]) from None
-                require_alive(sorted({self._receivers[i] for i in pending} - {self._own}))
+                receivers = sorted({self._receivers[i] for i in pending} - {self._own})
+                require_alive(receivers, self._deadline)
                 continue
             responses[index] = self._responses(index)
         by_request: dict[int, list[WorkerResponse]] = {}

@@ -6,6 +6,7 @@ torch.distributed.rpc is one implementation (`metadist.distributed.rpc`).
 import hashlib
 import json
 import logging
+import math
 import numbers
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.futures import Future
 
+from metadist.deadlines import wait_until
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
@@ -201,8 +203,13 @@ def describe_worker(name: str) -> str:
     return f"{name} (rank {rank}{host})"
 
 
-def require_alive(workers: Iterable[str]) -> None:
+def require_alive(workers: Iterable[str], deadline: float = math.inf) -> None:
     """Ping workers, in parallel.
+
+    Args:
+        workers: the workers' names.
+        deadline: the time on `time.monotonic` until which it waits for answers. A worker that has
+            not answered then is not lost, unless its ping has failed.
 
     Raises:
         WorkerLostError: a worker does not answer; the message names it.
@@ -210,6 +217,8 @@ def require_alive(workers: Iterable[str]) -> None:
     transport = current_transport()
     pings = [(worker, transport.ping(worker)) for worker in workers]
     for worker, ping in pings:
+        if not wait_until(ping.done, deadline - time.monotonic(), pause=0.005):
+            continue
         try:
             ping.wait()
         except RuntimeError as error:
@@ -260,7 +269,7 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
     _barriers[group] += 1
     store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
     keys = {worker: str(transport.names.index(worker)) for worker in workers}
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
     try:
         store.set(keys[own_name], "")
         arrived = store.add("arrived", 1)
@@ -268,15 +277,17 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
             store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
         if arrived == 1:
             store.set(_FIRST, own_name)
-        while wait_for_keys(store, [_OUTCOME], _next_wait(deadline)):
-            timed_out = deadline is not None and time.monotonic() >= deadline
+        while wait_for_keys(
+            store, [_OUTCOME], max(0.0, min(PING_INTERVAL, deadline - time.monotonic()))
+        ):
+            timed_out = time.monotonic() >= deadline
             if timed_out or arrived == 1:
                 missing = missing_keys(store, [*keys.values()])
                 absent = [worker for worker, key in keys.items() if key in missing]
                 reason = f"did not arrive within {timeout:g} s." if timed_out else ""
-                _check_absent(store, f"{topic} of {', '.join(workers)}", absent, reason)
+                _check_absent(store, f"{topic} of {', '.join(workers)}", absent, reason, deadline)
             elif store.check([_FIRST]):
-                _require_alive_for_all(store, [store.get(_FIRST).decode()])
+                _require_alive_for_all(store, [store.get(_FIRST).decode()], deadline)
         outcome = store.get(_OUTCOME).decode()
         if outcome != _ALL_ARRIVED:
             raise WorkerLostError(*json.loads(outcome))
@@ -284,7 +295,9 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
-def _check_absent(store: dist.Store, title: str, absent: list[str], reason: str) -> None:
+def _check_absent(
+    store: dist.Store, title: str, absent: list[str], reason: str, deadline: float
+) -> None:
     """Complete a barrier if no worker is absent; else fail it for a `reason`, or ping them."""
     if not absent:  # the worker that arrived last has died
         store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
@@ -292,13 +305,13 @@ def _check_absent(store: dist.Store, title: str, absent: list[str], reason: str)
         message = f"{title}: {', '.join(map(describe_worker, absent))} {reason}"
         _fail(store, WorkerLostError(message, current_transport().names.index(absent[0])))
     else:
-        _require_alive_for_all(store, absent)
+        _require_alive_for_all(store, absent, deadline)
 
 
-def _require_alive_for_all(store: dist.Store, workers: list[str]) -> None:
+def _require_alive_for_all(store: dist.Store, workers: list[str], deadline: float) -> None:
     """Ping workers; if one does not answer, the barrier fails."""
     try:
-        require_alive(workers)
+        require_alive(workers, deadline)
     except WorkerLostError as error:
         _fail(store, error)
 
@@ -307,8 +320,3 @@ def _fail(store: dist.Store, error: WorkerLostError) -> None:
     """Make a barrier fail for all its workers, unless its outcome is set."""
     store.compare_set(_OUTCOME, "", json.dumps([str(error), error.rank]))
 
-
-def _next_wait(deadline: float | None) -> float:
-    if deadline is None:
-        return PING_INTERVAL
-    return max(0.0, min(PING_INTERVAL, deadline - time.monotonic()))

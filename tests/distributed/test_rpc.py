@@ -90,6 +90,27 @@ def test_a_barrier_that_a_worker_misses_names_it_in_time(late):
     assert max(zero[1], one[1]) > 0.9
 
 
+def call_and_meet_a_frozen_one() -> tuple[str, str] | None:
+    todist.init_rpc()  # pings take up to 30 s
+    if todist.get_rank() == 1:
+        time.sleep(60)
+        return None
+    process = todist.remote_sync_call(os.getpid, partitioner=1)
+    os.kill(process, signal.SIGSTOP)
+    with pytest.raises(TimeoutError) as timed_out:
+        todist.remote_sync_call(os.getpid, partitioner=1, timeout=2.0)
+    with pytest.raises(todist.WorkerLostError) as lost:
+        todist.barrier(timeout=2.0)
+    os.kill(process, signal.SIGKILL)
+    return str(timed_out.value), str(lost.value)
+
+
+def test_pings_of_a_frozen_worker_do_not_extend_timeouts():
+    (call, barrier), _ = run_world(call_and_meet_a_frozen_one, 2, may_fail=True)
+    assert call.startswith("worker1 (rank 1) did not respond within 2 s")
+    assert "worker1 (rank 1) did not arrive within 2 s" in barrier
+
+
 def die(status: int) -> None:
     os._exit(status)
 
