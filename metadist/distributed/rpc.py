@@ -394,7 +394,8 @@ def auto_init_rpc(
     """Decorator for a program's main function: RPC is initialized around each call of it.
 
     All ranks run the function; those that finish early serve the others' calls until all have
-    finished. When the function raises, this rank leaves at once and the exception propagates.
+    finished. When the function raises, this rank leaves at once and the exception propagates;
+    `sys.exit()` without an error status counts as a return.
 
     Args:
         worker_init_fn: a function called on every rank after initialization, before the main
@@ -416,8 +417,8 @@ def auto_init_rpc(
                 if worker_init_fn is not None:
                     worker_init_fn()
                 result = function(*args, **kwargs)
-            except BaseException:
-                shutdown_rpc(graceful=False)
+            except BaseException as error:
+                shutdown_rpc(graceful=isinstance(error, SystemExit) and not error.code)
                 raise
             shutdown_rpc()
             return result

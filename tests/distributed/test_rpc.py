@@ -5,6 +5,7 @@ import ctypes
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -180,6 +181,20 @@ def test_an_error_on_one_rank_ends_all():
     zero, one, two = run_world(fail_on_one, 3, may_fail=True)
     assert isinstance(one, RankFailed) and "LookupError: rank one's own mistake" in str(one)
     assert "WorkerLostError" in str(zero) and "WorkerLostError" in str(two)
+
+
+@todist.auto_init_rpc()
+def exit_on_one(status: int | None) -> int:
+    if todist.get_rank() == 1:
+        sys.exit(status)
+    time.sleep(0.5)
+    return todist.remote_sync_call(todist.get_rank, partitioner=1)
+
+
+@pytest.mark.parametrize("status", [0, None])
+def test_sys_exit_without_an_error_ends_the_main_function_like_a_return(status):
+    zero, one = run_world(exit_on_one, 2, status, may_fail=True)
+    assert zero == 1 and "SystemExit" in str(one)
 
 
 def trainer_name(world_rank: int, world_size: int, local_rank: int, local_world_size: int) -> str:
