@@ -71,6 +71,8 @@ def module_clone(
                         value[key] = _replace_modules(hook, modules)
             elif type(value) not in _CONSTANTS and name not in _CONTENTS:
                 attributes[name] = _replace_modules(value, modules)
+        if "_orig_mod" in submodule._modules:  # of torch.compile: its `forward` calls the original
+            submodule.__setstate__(submodule.__getstate__())
     return clone
 
 

@@ -253,6 +253,17 @@ def test_a_method_kept_as_an_attribute_is_the_clones(by):
     assert module[0].chosen.__self__ is module[0]
 
 
+@pytest.mark.parametrize("by", METHODS)
+def test_a_compiled_clone_computes_with_its_own_tensors(by):
+    layer = nn.Linear(2, 1, bias=False)
+    clone = todist.module_clone(nn.Sequential(torch.compile(layer, backend="eager")), by=by)
+    (name,) = dict(clone.named_parameters())
+    assert name == "0._orig_mod.weight"
+    clone.get_submodule("0._orig_mod")._parameters["weight"] = torch.full((1, 2), 100.0)
+    assert clone(torch.ones(1, 2)).item() == 200.0
+    assert layer(torch.ones(1, 2)).item() != 200.0
+
+
 class Listed(nn.Module):
     """Runs its submodules from containers that are not modules."""
 
