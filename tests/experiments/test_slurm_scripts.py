@@ -87,6 +87,14 @@ def test_an_array_task_runs_its_point_of_the_grid(tmp_path):
     assert results["method"]["options"]["inner_lr"] == 0.4
 
 
+@pytest.mark.parametrize("script", ["train.sbatch", "array.sbatch"])
+def test_the_agent_gets_the_cpus_of_its_task(tmp_path, monkeypatch, script):
+    # Since Slurm 22.05 srun does not read SLURM_CPUS_PER_TASK.
+    monkeypatch.setitem(STUBS, "srun", 'echo "srun with ${SRUN_CPUS_PER_TASK:-1} CPUs per task"')
+    output, _ = sbatch(tmp_path, script, str(tmp_path / "run")).communicate(timeout=60)
+    assert output == "srun with 2 CPUs per task\n"
+
+
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sbatch")), ids=lambda path: path.name)
 def test_the_scripts_have_valid_syntax(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
