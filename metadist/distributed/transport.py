@@ -280,14 +280,13 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         while wait_for_keys(
             store, [_OUTCOME], max(0.0, min(PING_INTERVAL, deadline - time.monotonic()))
         ):
-            timed_out = time.monotonic() >= deadline
-            if timed_out or arrived == 1:
-                missing = missing_keys(store, [*keys.values()])
-                absent = [worker for worker, key in keys.items() if key in missing]
-                reason = f"did not arrive within {timeout:g} s." if timed_out else ""
-                _check_absent(store, f"{topic} of {', '.join(workers)}", absent, reason, deadline)
-            elif store.check([_FIRST]):
-                _require_alive_for_all(store, [store.get(_FIRST).decode()], deadline)
+            try:
+                if arrived == 1 or time.monotonic() >= deadline:
+                    _check_arrivals(store, topic, keys, timeout, deadline)
+                elif store.check([_FIRST]):
+                    require_alive([store.get(_FIRST).decode()], deadline)
+            except WorkerLostError as error:  # for all workers of the barrier
+                store.compare_set(_OUTCOME, "", json.dumps([str(error), error.rank]))
         outcome = store.get(_OUTCOME).decode()
         if outcome != _ALL_ARRIVED:
             raise WorkerLostError(*json.loads(outcome))
@@ -295,28 +294,24 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
-def _check_absent(
-    store: dist.Store, title: str, absent: list[str], reason: str, deadline: float
+def _check_arrivals(
+    store: dist.Store, topic: str, keys: dict[str, str], timeout: float | None, deadline: float
 ) -> None:
-    """Complete a barrier if no worker is absent; else fail it for a `reason`, or ping them."""
+    """Complete a barrier if no worker is absent; else ping the absent ones, until the deadline.
+
+    Raises:
+        WorkerLostError: an absent worker does not answer, or did not arrive in time.
+    """
+    timed_out = time.monotonic() >= deadline
+    missing = missing_keys(store, [*keys.values()])
+    absent = [worker for worker, key in keys.items() if key in missing]
     if not absent:  # the worker that arrived last has died
         store.compare_set(_OUTCOME, "", _ALL_ARRIVED)
-    elif reason:
-        message = f"{title}: {', '.join(map(describe_worker, absent))} {reason}"
-        _fail(store, WorkerLostError(message, current_transport().names.index(absent[0])))
+    elif timed_out:
+        raise WorkerLostError(
+            f"{topic} of {', '.join(keys)}: {', '.join(map(describe_worker, absent))} did not "
+            f"arrive within {timeout:g} s.",
+            int(keys[absent[0]]),
+        )
     else:
-        _require_alive_for_all(store, absent, deadline)
-
-
-def _require_alive_for_all(store: dist.Store, workers: list[str], deadline: float) -> None:
-    """Ping workers; if one does not answer, the barrier fails."""
-    try:
-        require_alive(workers, deadline)
-    except WorkerLostError as error:
-        _fail(store, error)
-
-
-def _fail(store: dist.Store, error: WorkerLostError) -> None:
-    """Make a barrier fail for all its workers, unless its outcome is set."""
-    store.compare_set(_OUTCOME, "", json.dumps([str(error), error.rank]))
-
+        require_alive(absent, deadline)
