@@ -41,12 +41,13 @@ class _KnownGradients(torch.autograd.Function):
     def forward(
         ctx: Any, value: Tensor, gradients: Sequence[Tensor | None], *inputs: Tensor
     ) -> Tensor:
-        ctx.gradients, ctx.inputs = gradients, inputs
+        ctx.save_for_backward(*gradients)  # freed by a backward pass, like any graph
+        ctx.inputs = inputs
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.gradients
+        gradients = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients would count as constants
             gradients = [
                 None if gradient is None else _FirstDerivative.apply(gradient, *ctx.inputs)

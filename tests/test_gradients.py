@@ -51,6 +51,15 @@ def test_inputs_without_a_gradient_and_infinite_ones(inputs):
     assert torch.equal(first, gradient) and second is None
 
 
+def test_a_second_backward_pass_needs_the_graph_retained(inputs):
+    known = with_gradients(torch.tensor(2.5), inputs, [torch.ones_like(each) for each in inputs])
+    known.backward(retain_graph=True)
+    known.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        known.backward()
+    assert all(each.grad.eq(2).all() for each in inputs)
+
+
 def test_second_derivatives_are_refused(inputs):
     known = with_gradients(torch.tensor(2.5), inputs, [torch.ones_like(each) for each in inputs])
     for value in (known, known.square()):
