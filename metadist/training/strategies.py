@@ -540,14 +540,13 @@ class RpcStrategy(Strategy):
         """See `Strategy`."""
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
-            result = self._require_gradient(self._call(mapper, learner, batch), learner)
+            result = self._call(mapper, learner, batch)
             with profile_range("reduce"):  # copies the gradient that came with the result
                 if result.loss.requires_grad:
                     result.loss.backward()
         else:
             with distributed.autograd.context() as context_id:
                 result = self._call(mapper, distributed.module_clone(learner, by="clone"), batch)
-                result = self._require_gradient(result, learner)
                 with profile_range("backward"):
                     if result.loss.requires_grad:
                         distributed.autograd.backward(context_id, result.loss)
@@ -556,29 +555,13 @@ class RpcStrategy(Strategy):
         )
         return detached, stop_requested()
 
-    def _require_gradient(self, result: Any, learner: nn.Module) -> Any:
-        """Return the result; raise an error if a user's reducer gave no loss with a gradient."""
-        if isinstance(self.reducer, LinearReducer):
-            return result
-        loss = getattr(result, "loss", None)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise UserError(
-                f"the reducer {type(self.reducer).__name__} returned {result!r:.80}: return a "
-                "result like those that it gets, such as results[0]._replace(loss=…), with a "
-                "scalar loss."
-            )
-        if loss.requires_grad:
-            return result
-        if any(parameter.requires_grad for parameter in learner.parameters()):
-            raise UserError(
-                f"the loss that the reducer {type(self.reducer).__name__} returned has no "
-                "gradient: compute it from the losses of the results, without detach() or "
-                "torch.no_grad()."
-            )
-        return result
-
     def _call(self, mapper: Mapper, learner: nn.Module, batch: Any) -> Any:
-        return distributed.remote_sync_call(
+        """The reduced result.
+
+        Raises:
+            UserError: a reducer of the user's returned no scalar loss with a gradient.
+        """
+        result = distributed.remote_sync_call(
             mapper,
             args=(learner, batch),
             partitioner=self.partitioner,
@@ -587,6 +570,20 @@ class RpcStrategy(Strategy):
             gradient=self.gradient,
             fanout=self.fanout,
         )
+        if isinstance(self.reducer, LinearReducer):
+            return result
+        loss, name = getattr(result, "loss", None), type(self.reducer).__name__
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UserError(
+                f"the reducer {name} returned {result!r:.80}: return a result like those that it "
+                "gets, such as results[0]._replace(loss=…), with a scalar loss."
+            )
+        if not loss.requires_grad and any(p.requires_grad for p in learner.parameters()):
+            raise UserError(
+                f"the loss that the reducer {name} returned has no gradient: compute it from the "
+                "losses of the results, without detach() or torch.no_grad()."
+            )
+        return result
 
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
