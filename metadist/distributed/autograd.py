@@ -68,6 +68,10 @@ class _CallRecords(threading.local):
 _records = _CallRecords()
 
 
+def _calls(context_id: int) -> list[CallRecord]:
+    return _records.by_context.get(context_id, [])
+
+
 @contextmanager
 def context() -> Iterator[int]:
     """Context manager around a forward and backward pass; it yields the context's id.
@@ -143,7 +147,7 @@ def record_call(context_id: int, arguments: Any) -> CallRecord:
         )
     _require_in_containers(arguments, sent, "passed")
     nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
-    calls = _records.by_context.get(context_id, [])
+    calls = _calls(context_id)
     record = CallRecord(calls, nodes, any(tensor.requires_grad for tensor in sent))
     calls.append(record)
     return record
@@ -184,8 +188,9 @@ def _has_graph(leaf: Any) -> bool:
 
 def _reached(context_id: int, roots: Iterable[Tensor]) -> set[Any]:
     """The graph nodes on which the roots depend, directly or through calls of this thread."""
-    records = _records.by_context.get(context_id, [])
-    arguments = {leaf.grad_fn: record.sent for record in records for leaf in record.received}
+    arguments = {
+        leaf.grad_fn: record.sent for record in _calls(context_id) for leaf in record.received
+    }
     reached = set()
     pending: list[Any] = [root.grad_fn for root in roots]
     while pending:
@@ -198,19 +203,16 @@ def _reached(context_id: int, roots: Iterable[Tensor]) -> set[Any]:
 
 
 def _received(context_id: int) -> list[Tensor]:
-    records = _records.by_context.get(context_id, [])
-    return [leaf for record in records for leaf in record.received]
+    return [leaf for record in _calls(context_id) for leaf in record.received]
 
 
 def _anchors(context_id: int) -> list[Tensor]:
-    records = _records.by_context.get(context_id, [])
-    return [anchor for record in records for anchor in record.anchors]
+    return [anchor for record in _calls(context_id) for anchor in record.anchors]
 
 
 def _require_all_ended(context_id: int) -> None:
     """Torch would wait forever for the gradients of the arguments of a call without a result."""
-    records = _records.by_context.get(context_id, [])
-    missing = sum(record.waits and not record.ended for record in records)
+    missing = sum(record.waits and not record.ended for record in _calls(context_id))
     if missing:
         raise UserError(
             f"{missing} remote calls of this context failed or have not ended, and distributed "

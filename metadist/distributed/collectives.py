@@ -247,7 +247,8 @@ def all_gather(tree: T) -> list[T]:
                 dist.all_gather([_bytes(part) for part in parts], _bytes(padded))
         for rank, part in enumerate(parts):
             part = part[: int(lengths[rank])]
-            gathered[rank].append(_to_type_of(leaf, part if tensor.dim() else part[0]))
+            part = part if tensor.dim() else part[0]
+            gathered[rank].append(_like(leaf, part, keep_type=True))
     trees: Any = [optree.tree_unflatten(structure, rank_leaves) for rank_leaves in gathered]
     return trees
 
@@ -278,18 +279,20 @@ def _as_tensor(leaf: Any) -> Tensor:
     return leaf.long() if leaf.dtype is torch.bool else leaf
 
 
-def _to_type_of(leaf: Any, tensor: Tensor) -> Any:
-    """Convert a result to the type and dtype of the leaf that it was computed from."""
-    if isinstance(leaf, np.ndarray | np.generic):
-        return tensor.detach().numpy().astype(leaf.dtype)[()]
-    return tensor.to(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)(tensor.item())
+def _like(leaf: Any, tensor: Tensor, keep_type: bool) -> Any:
+    """Convert a result to a tensor, a NumPy array or a number, like the leaf it was computed from.
 
-
-def _to_kind_of(leaf: Any, tensor: Tensor) -> Any:
-    """Convert a result to a tensor, a NumPy array or a number, like its leaf, in its own dtype."""
+    Args:
+        leaf: the leaf.
+        tensor: the result.
+        keep_type: whether to convert it to the leaf's dtype or type of number too.
+    """
     if isinstance(leaf, np.ndarray | np.generic):
-        return tensor.detach().numpy()[()]
-    return tensor if isinstance(leaf, Tensor) else tensor.item()
+        array = tensor.detach().numpy()
+        return (array.astype(leaf.dtype) if keep_type else array)[()]
+    if isinstance(leaf, Tensor):
+        return tensor.to(leaf.dtype) if keep_type else tensor
+    return type(leaf)(tensor.item()) if keep_type else tensor.item()
 
 
 def _per_dtype(tree: Any, collective: Callable[[Tensor], Tensor], keep_types: bool) -> Any:
@@ -305,8 +308,5 @@ def _per_dtype(tree: Any, collective: Callable[[Tensor], Tensor], keep_types: bo
         pieces = collective(vector).split([tensors[index].numel() for index in indices])
         for index, piece in zip(indices, pieces, strict=True):
             result = piece.reshape(tensors[index].shape)
-            if keep_types:
-                results[index] = _to_type_of(leaves[index], result)
-            else:
-                results[index] = _to_kind_of(leaves[index], result)
+            results[index] = _like(leaves[index], result, keep_types)
     return optree.tree_unflatten(structure, results)

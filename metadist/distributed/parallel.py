@@ -22,7 +22,7 @@ class _Parallelized:
     __wrapped__: Callable[..., Any]
 
     def __init__(
-        self, function: Callable[..., Any], call: Callable[..., Any], options: dict
+        self, function: Callable[..., Any], call: Callable[..., Any], **options: Any
     ) -> None:
         if not callable(function):
             raise TypeError(
@@ -82,14 +82,15 @@ def parallelize_sync(
 
     See `remote_async_call` for the arguments. The undecorated function is `function.__wrapped__`.
     """
-    options = {
-        "partitioner": partitioner,
-        "reducer": reducer,
-        "timeout": timeout,
-        "gradient": gradient,
-        "fanout": fanout,
-    }
-    return lambda function: _Parallelized(function, remote_sync_call, options)
+    return functools.partial(
+        _Parallelized,
+        call=remote_sync_call,
+        partitioner=partitioner,
+        reducer=reducer,
+        timeout=timeout,
+        gradient=gradient,
+        fanout=fanout,
+    )
 
 
 def parallelize_async(
@@ -100,14 +101,15 @@ def parallelize_async(
     fanout: int = FANOUT,
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Future]]:
     """Like `parallelize_sync`, but a call returns a future."""
-    options = {
-        "partitioner": partitioner,
-        "reducer": reducer,
-        "timeout": timeout,
-        "gradient": gradient,
-        "fanout": fanout,
-    }
-    return lambda function: _Parallelized(function, remote_async_call, options)
+    return functools.partial(
+        _Parallelized,
+        call=remote_async_call,
+        partitioner=partitioner,
+        reducer=reducer,
+        timeout=timeout,
+        gradient=gradient,
+        fanout=fanout,
+    )
 
 
 parallelize = parallelize_sync

@@ -152,8 +152,6 @@ class RpcTransport:
     def open(self) -> None:
         """See `Transport.open`."""
         global _agent_store, _inline_slots
-        if rpc._is_current_rpc_agent_set():
-            raise RuntimeError("RPC is already initialized in this process: shut it down first.")
         info, timeout = get_world_info(), self.rendezvous_timeout
         self.store = rendezvous("rpc", timeout)
         name = self.worker_name_format(*info)
@@ -377,7 +375,7 @@ def init_rpc(
         RuntimeError: RPC is already initialized in this process.
         UserError: the device maps name a worker or a device that does not exist.
     """
-    if rpc_is_initialized():
+    if rpc_is_initialized() or rpc._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process: shut it down first.")
     set_worker_name_format(worker_name_format)
     open_transport(

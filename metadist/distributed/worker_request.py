@@ -72,19 +72,18 @@ class WorkerRequest:
     keep_device: bool = False
     single_worker: bool = False
 
-    def run(self) -> list[WorkerResponse]:
-        """A response for each shard, or a single one for their weighted sum."""
-        if not self.in_context:
-            return self._responses()
-        from metadist.distributed import autograd  # it needs torch.distributed.autograd
-
-        with autograd.recording_nested_calls(tensors_of(self.calls)) as attach_unused:
-            return attach_unused(self._responses())
-
     def respond(self) -> list[WorkerResponse] | RemoteFailure:
-        """Like `run`, but an exception, SystemExit included, becomes a `RemoteFailure`."""
+        """A response for each shard, or a single one for their weighted sum.
+
+        An exception, SystemExit included, becomes a `RemoteFailure`.
+        """
         try:
-            return self.run()
+            if not self.in_context:
+                return self._responses()
+            from metadist.distributed import autograd  # it needs torch.distributed.autograd
+
+            with autograd.recording_nested_calls(tensors_of(self.calls)) as attach_unused:
+                return attach_unused(self._responses())
         except BaseException as error:
             return remote_failure(error)
 
