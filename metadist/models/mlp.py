@@ -1,5 +1,6 @@
 """Fully connected networks."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated, cast
@@ -43,8 +44,7 @@ class MLP(nn.Module):
         self.running_statistics = batch_norm and running_statistics
         widths = [math.prod(input_shape), *hidden]
         self.layers = nn.ModuleList(
-            Linear(before, after, native=native)
-            for before, after in zip(widths, hidden, strict=False)
+            Linear(before, after, native=native) for before, after in itertools.pairwise(widths)
         )
         self.norms = nn.ModuleList(
             nn.BatchNorm1d(width, track_running_stats=running_statistics)
