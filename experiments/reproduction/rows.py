@@ -12,10 +12,7 @@ from reproduction.runs import failure_of, fingerprint, progress_of, read_run
 
 from metadist.metrics import counted
 from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences, read_results
-from metadist.reports.published import MIN_FRACTION, published_differences
-
-_ROUNDING = 1e-9
-"""Tolerance for decimal representations."""
+from metadist.reports.published import compare_values, published_differences
 
 
 @dataclass(frozen=True)
@@ -133,18 +130,13 @@ class Row:
             f"; {key.replace('_', ' ')} {measured}, in the paper {published}"
             for key, (published, measured) in self.differences.items()
         )
-        if not math.isfinite(self.measured):
-            return f"diverged{notes}"
-        sign = -1 if self.cell.metric == "mse" else 1
-        gap = sign * (self.published - self.measured)
-        interval = self.cell.interval or 0.0
-        if gap <= interval + _ROUNDING:
-            return f"reached{notes}"
-        if self.fraction is not None and self.fraction < MIN_FRACTION:
-            return f"not compared: {100 * self.fraction:.2g}% of the iterations{notes}"
-        short = f"{100 * gap:.2f} points below" if sign > 0 else f"{gap:.3f} above"
-        inside = ", inside the intervals" * (gap <= interval + (self.ci95 or 0.0))
-        return f"{short}{inside}{notes}"
+        kind, text = compare_values(self.cell, self.published, self.measured, self.fraction)
+        if kind == "muted":
+            text = f"not compared: {100 * (self.fraction or 0.0):.2g}% of the iterations"
+        margin = (self.cell.interval or 0.0) + (self.ci95 or 0.0)
+        if kind == "bad" and abs(self.published - self.measured) <= margin < math.inf:
+            text += ", inside the intervals"
+        return f"{text}{notes}"
 
 
 def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Run]:

@@ -1,5 +1,6 @@
 """The cells of published tables: for each cell a preset and the published result."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,13 +8,16 @@ from typing import Any
 
 import yaml
 
-from metadist.metrics import task_metric
+from metadist.metrics import is_percentage, score, task_metric
 
 PUBLISHED = Path(__file__).with_name("published.yaml")
 _PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
 
 MIN_FRACTION = 0.5
 """Runs of less than this fraction of a preset's iterations are not reported as below the result."""
+
+_ROUNDING = 1e-9
+"""Tolerance for decimal representations."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,32 @@ def published_differences(cell: Cell, protocol: Mapping[str, Any]) -> dict[str, 
         if measured is not None and measured != published:
             differences[key] = published, measured
     return differences
+
+
+def compare_values(
+    cell: Cell, published: float, measured: float, fraction: float | None
+) -> tuple[str, str]:
+    """Compare a measured value with the published one.
+
+    Args:
+        cell: the cell of the published value.
+        published: the published value.
+        measured: the measured value.
+        fraction: the iterations divided by the preset's iterations; None if these are unknown.
+
+    Returns:
+        "good" if the value is at least the lower end of the published interval; else "muted" if
+        `fraction` is less than `MIN_FRACTION`, or "bad". And the comparison in words, "" if muted.
+    """
+    gap = score(published - measured, cell.metric)
+    if not math.isfinite(gap):
+        return "bad", "diverged"
+    if gap <= (cell.interval or 0.0) + _ROUNDING:
+        return "good", "reached"
+    if fraction is not None and fraction < MIN_FRACTION:
+        return "muted", ""
+    percent = is_percentage(cell.metric)
+    return "bad", f"{100 * gap:.2f} points below" if percent else f"{gap:.3f} above"
 
 
 def preset_iterations(preset: str) -> int | None:

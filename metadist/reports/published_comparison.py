@@ -1,13 +1,12 @@
 """Comparison of a run's result with the published result of its preset."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from metadist.metrics import counted, format_estimate, format_metric, is_percentage, score
+from metadist.metrics import counted, format_estimate, format_metric
 from metadist.reports.published import (
-    MIN_FRACTION,
     Cell,
+    compare_values,
     load_cells,
     preset_iterations,
     published_differences,
@@ -58,7 +57,7 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
     metric = record.metric
     measured = _measured(record.results or {}, metric)
     length = preset_iterations(record.preset)
-    short = length is not None and record.iterations[0] < MIN_FRACTION * length
+    fraction = record.iterations[0] / length if length else None
     kinds, parts = set(), []
     for steps, value in cell.results.items():
         if value is None:
@@ -67,18 +66,9 @@ def _compare_values(record: RunRecord, cell: Cell, other_task: bool) -> tuple[se
         part = format_estimate(value, cell.interval, metric) + after
         result = f" ({format_metric(measured[steps], metric)} here)" if steps in measured else ""
         if result and not other_task:
-            gap = score(value - measured[steps], metric)
-            if not math.isfinite(gap):
-                kinds.add("bad")
-                part += ", diverged"
-            elif gap <= (cell.interval or 0.0) + 1e-9:
-                kinds.add("good")
-                part += ", reached"
-            elif short:
-                kinds.add("muted")
-            else:
-                kinds.add("bad")
-                part += f", {_gap(gap, metric)}"
+            kind, text = compare_values(cell, value, measured[steps], fraction)
+            kinds.add(kind)
+            part += f", {text}" if text else ""
         if other_task or steps is not None:
             part += result
         parts.append(part)
@@ -92,7 +82,3 @@ def _measured(results: Mapping[str, Any], metric: str) -> dict[int | None, float
     rows = results.get(f"test_{metric}_by_steps") or ()
     by_steps: dict[int | None, float] = {int(row["steps"]): float(row["mean"]) for row in rows}
     return {None: float(results[f"test_{metric}"]), **by_steps}
-
-
-def _gap(gap: float, metric: str) -> str:
-    return f"{100 * gap:.2f} points below" if is_percentage(metric) else f"{gap:.3g} above"

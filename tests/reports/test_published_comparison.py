@@ -26,7 +26,7 @@ def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
     assert found["kind"] == "bad" and found["notes"] == notes
     assert found["sentence"].endswith(
         ": 0.67 after 1 step, reached (0.6 here); "
-        "0.38 after 5 steps, 0.12 above (0.5 here); 0.35 after 10 steps."
+        "0.38 after 5 steps, 0.120 above (0.5 here); 0.35 after 10 steps."
     )
 
 
