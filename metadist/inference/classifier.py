@@ -38,7 +38,7 @@ class FewShotClassifier:
         learner: a trained learner of any algorithm.
         outputs: the width of the model's last layer.
         preprocess: a function that converts images to the model's inputs, float32
-            (n, *input shape). Default: images are already such inputs.
+            (n, *input shape). Default: images are already such inputs, floating-point numbers.
         batch_statistics: the statistics that batch norm without running statistics uses; see
             `metadist.training.predict_unlabeled`. With "support" the prediction for an image does
             not depend on the other images; with "transductive" it does, as in MAML's evaluation.
@@ -294,9 +294,10 @@ def _as_inputs(images: Any) -> Tensor:
             f"images cannot be prepared for this model ({first_line(error)}): give an array or "
             "tensor of its inputs, or FewShotClassifier.load(…, preprocess=…)."
         ) from None
-    if inputs.dtype == torch.uint8:
+    if not inputs.is_floating_point():
         raise UserError(
-            "images of integers from 0 to 255 cannot be prepared without preprocess: give the "
-            "model's inputs, scaled and normalized as in training, or a function as preprocess."
+            f"images of {inputs.dtype} cannot be prepared without preprocess: give the model's "
+            "inputs as floating-point numbers, scaled and normalized as in training, or a function "
+            "as preprocess."
         )
     return inputs.float()

@@ -351,6 +351,7 @@ def test_labels_that_require_gradients_are_detached():
     assert classifier.score(images, labels) == 1.0
 
 
-def test_pixels_of_a_model_without_preprocessing_are_refused():
-    with pytest.raises(UserError, match="integers from 0 to 255 cannot be prepared without"):
-        small_classifier().fit(np.zeros((2, 4), np.uint8), [0, 1])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, bool])
+def test_pixels_of_a_model_without_preprocessing_are_refused(dtype):
+    with pytest.raises(UserError, match="cannot be prepared without preprocess"):
+        small_classifier().fit(np.zeros((2, 4), dtype), [0, 1])
