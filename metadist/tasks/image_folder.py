@@ -54,6 +54,7 @@ class ImageFolder(DecodedImages):
     """
 
     dataset_name = "folder"
+    without_small_classes = "leave these classes out with dataset.skip_small_classes=true"
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Few-shot episodes from classes of images that are in memory or mapped."""
 
 import functools
-import inspect
 import itertools
 import logging
 import zlib
@@ -64,7 +63,9 @@ class ImageClasses:
     group = "group"
     without_groups = "groups=None"
     more_classes = "use a dataset with more classes"
-    """For messages: a group, the option to sample across groups, and how to get more classes."""
+    without_small_classes = "remove these classes"
+    """For messages: a group, the option to sample across groups, how to get more classes, and how
+    to leave out small ones."""
 
     def __init__(
         self,
@@ -148,11 +149,6 @@ class ImageClasses:
     def outputs(self, ways: int) -> int:
         """The width of the last layer of a model for tasks of `ways` classes: `ways`."""
         return ways
-
-    @property
-    def can_skip_small_classes(self) -> bool:
-        """Whether the dataset has the option `skip_small_classes`."""
-        return "skip_small_classes" in inspect.signature(type(self)).parameters
 
     def split_classes(self, split: str) -> list[np.ndarray]:
         """A split's images, for training on all its classes at once.
@@ -408,12 +404,9 @@ class ImageClasses:
         if len(small) > 1 and len(sizes := set(self.class_sizes)) == 1:
             examples = counted(sizes.pop(), "example")
             return f"a class of {self.name} has only {examples}; lower one of them"
-        leave_out = "remove these classes"
-        if self.can_skip_small_classes:
-            leave_out = "leave these classes out with dataset.skip_small_classes=true"
         return (
             f"some classes of {self.name} have fewer examples: {self._listed(small)}; "
-            f"lower one of them, add images, or {leave_out}"
+            f"lower one of them, add images, or {self.without_small_classes}"
         )
 
     def _listed(self, classes: Sequence[int]) -> str:

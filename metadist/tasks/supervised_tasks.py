@@ -30,9 +30,9 @@ class SupervisedTasks:
     a batch among the workers. Batch norm uses the statistics of each micro-batch, so that the
     numbers do not depend on the number of workers.
 
-    - split "train": `micro_batch_size` examples of the training classes as the query set; the
-      support set is empty. If the dataset leaves out small classes, the classes with at most
-      `held_out` examples are left out.
+    - split "train": `micro_batch_size` examples of the training classes as the query set, each of
+      a class drawn uniformly; the support set is empty. If the dataset leaves out small classes,
+      the classes with at most `held_out` examples are left out.
     - split "validation": the same with the held-out examples.
     - split "test": few-shot episodes of the test classes.
 
@@ -90,9 +90,8 @@ class SupervisedTasks:
         if trains and held_out >= (needed := smallest(sizes)):
             advice = f"hold out {needed - 1} at most"
             if needed == 1:
-                advice = "add images to that class or remove it"
-                if getattr(dataset, "can_skip_small_classes", False):
-                    advice += ", or set dataset.skip_small_classes=true"
+                remove = getattr(dataset, "without_small_classes", "remove these classes")
+                advice = f"add images, or {remove}"
             raise UserError(
                 f"task.held_out={held_out} leaves no example of a class's {needed} to train on: "
                 f"{advice}."

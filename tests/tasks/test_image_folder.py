@@ -222,6 +222,12 @@ def test_what_cannot_be_used_is_refused(tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_the_option_that_leaves_small_classes_out_is_named(tmp_path):
+    dataset = ImageFolder(str(write(tmp_path / "data", SIZES)), size=8)
+    with pytest.raises(UserError, match=r"or leave these classes out with dataset\.skip_small"):
+        FewShotTasks(dataset, 2, 1, max(SIZES.values()) - 1)
+
+
 def test_the_configuration(tmp_path):
     root = write(tmp_path / "data", SIZES)
     overrides = [
