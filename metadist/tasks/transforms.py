@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ from metadist.tasks.random_state import random_state
 
 _GREY_WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 """Luminance of red, green and blue (ITU-R BT.601), rounded as in torchvision."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 
@@ -204,7 +207,8 @@ def _name(value: object) -> str:
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
     if not callable(value) or type(value).__repr__ is not object.__repr__:
-        return " ".join(repr(value).split())
+        # The name of a transform of torchvision has the names of those in it.
+        return _ADDRESS.sub("", " ".join(repr(value).split()))
     attributes = getattr(value, "__dict__", {})
     arguments = [key for key in inspect.signature(type(value)).parameters if key in attributes]
     options = [f"{key}={attributes[key]!r}" for key in arguments if _is_plain(attributes[key])]

@@ -3,7 +3,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms.v2 import ColorJitter, functional
+from torchvision.transforms.v2 import ColorJitter, RandomApply, functional
 
 from metadist.errors import UserError
 from metadist.tasks import Augment, Normalize
@@ -126,6 +126,7 @@ def test_names_tell_functions_and_their_options_apart():
             Augment(flip=0.25),
             Brighten(0.5, table=object()),
             Brighten([0.5, 1]),
+            RandomApply([Brighten(0.5), invert], p=0.25),
         ]
     ) == [
         "invert",
@@ -135,4 +136,5 @@ def test_names_tell_functions_and_their_options_apart():
         "Augment(crop_padding=0, flip=0.25, brightness=0.0, contrast=0.0, saturation=0.0)",
         "Brighten(amount=0.5)",
         "Brighten(amount=[0.5, 1])",
+        f"RandomApply( <{__name__}.Brighten object> <function invert>)",
     ]
