@@ -136,5 +136,5 @@ def test_names_tell_functions_and_their_options_apart():
         "Augment(crop_padding=0, flip=0.25, brightness=0.0, contrast=0.0, saturation=0.0)",
         "Brighten(amount=0.5)",
         "Brighten(amount=[0.5, 1])",
-        f"RandomApply( <{__name__}.Brighten object> <function invert>)",
+        f"RandomApply( <{__name__}.Brighten object> <function invert> )",
     ]
