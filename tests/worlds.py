@@ -32,6 +32,7 @@ _context.set_forkserver_preload(
         "metadist.tasks.glyphs",
         "torch.utils.tensorboard",
         "torch._dynamo",  # what any optimizer imports, for two seconds
+        "pytest",  # what any module of tests imports
     ]
 )
 
