@@ -93,17 +93,25 @@ def by_hand(x, kind: str, steps: int) -> tuple[float, float, list[torch.Tensor]]
     return float(np.mean(losses)), norm, [w - OUTER * g for w, g in zip(start, total, strict=True)]
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("rpc", 2), ("allreduce", 3)])
+ALGORITHMS = {
+    "maml": ("algorithm=maml",),
+    "fomaml": ("algorithm=maml", "algorithm.first_order=true"),
+    "reptile": REPTILE,
+}
+WORLDS = [("local", 1), ("rpc", 2), ("allreduce", 3)]
+QUICK = {("fomaml", "local"), ("reptile", "rpc"), *(("maml", strategy) for strategy, _ in WORLDS)}
+
+
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "strategy", "size"),
     [
-        ("maml", ("algorithm=maml",)),
-        ("fomaml", ("algorithm=maml", "algorithm.first_order=true")),
-        ("reptile", REPTILE),
+        pytest.param(kind, *world, marks=[] if (kind, world[0]) in QUICK else pytest.mark.slow)
+        for kind in ALGORITHMS
+        for world in WORLDS
     ],
 )
-def test_an_outer_step(tmp_path, strategy, size, kind, options):
-    overrides = (*options, "algorithm.inner_steps=3", f"strategy={strategy}")
+def test_an_outer_step(tmp_path, kind, strategy, size):
+    overrides = (*ALGORITHMS[kind], "algorithm.inner_steps=3", f"strategy={strategy}")
     loss, norm, weights = by_hand(
         experiment(tmp_path / "here", *overrides[:-1], "strategy=local"), kind, 3
     )

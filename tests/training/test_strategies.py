@@ -1,6 +1,8 @@
 """One task function, any strategy: the same loss and gradient however many workers there are."""
 
 import copy
+import functools
+import tempfile
 from typing import NamedTuple
 
 import pytest
@@ -67,9 +69,11 @@ def in_type_of(key: torch.Tensor, episode):
     return type(episode)(*(part._replace(inputs=part.inputs.double()) for part in episode))
 
 
-def reference(tmp_path, name: str, dtype: str) -> tuple:
+@functools.cache
+def reference(name: str, dtype: str) -> tuple:
     """The same by hand: a plain sum over tasks in this process."""
-    x = build(tmp_path, "strategy=local", name=name)
+    with tempfile.TemporaryDirectory() as directory:
+        x = build(directory, "strategy=local", name=name)
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
     for key in task_keys(0, "train", ITERATIONS[dtype], range(TASKS)):
@@ -110,7 +114,7 @@ def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides
     outcomes = run_world(steps, size, str(tmp_path), name, strategy, [*TOLERANCE], *overrides)
     drivers = outcomes if strategy == "allreduce" else outcomes[:1]
     for dtype, tolerance in TOLERANCE.items():
-        loss, gradient = reference(tmp_path, name, dtype)
+        loss, gradient = reference(name, dtype)
         scale = max(expected.abs().max() for expected in gradient)
         for outcome in drivers:
             found_loss, _, found_gradient, stops = outcome[dtype]
@@ -120,15 +124,15 @@ def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides
                 assert (found - expected).abs().max() <= tolerance * scale
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_running_statistics_and_dropout_do_not_depend_on_the_workers(tmp_path, strategy):
+def test_running_statistics_and_dropout_do_not_depend_on_the_workers(tmp_path):
     option = "model.dropout=0.3"
-    alone = run_world(one_step, 1, str(tmp_path), "ddp", "local", option)[0]
-    found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, option)[0]
+    alone = one_step(str(tmp_path), "ddp", "local", option)
     assert len(alone[1]) == 12  # mean, variance and count of four norms
-    for name, change in alone[1].items():
-        torch.testing.assert_close(found[1][name], change, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found[0], alone[0], rtol=1e-12, atol=0)
+    for strategy in ("rpc", "allreduce"):
+        found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, option)[0]
+        for name, change in alone[1].items():
+            torch.testing.assert_close(found[1][name], change, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(found[0], alone[0], rtol=1e-12, atol=0)
 
 
 def test_a_parameter_without_gradient(tmp_path):
@@ -140,13 +144,12 @@ def test_a_parameter_without_gradient(tmp_path):
 
 
 def test_fewer_tasks_than_ranks(tmp_path):
+    few = ("trainer.meta_batch_size=2", "trainer.eval_tasks=2")
+    train(str(tmp_path / "alone"), "strategy=local", *few)
     for strategy in ("rpc", "allreduce"):
-        overrides = (f"strategy={strategy}", "trainer.meta_batch_size=2", "trainer.eval_tasks=2")
         directory = tmp_path / strategy
-        run_world(train, 3, str(directory), *overrides)
-        alone = tmp_path / f"{strategy}-alone"
-        run_world(train, 1, str(alone), *overrides)
-        assert without_times(records(directory)) == without_times(records(alone))
+        run_world(train, 3, str(directory), f"strategy={strategy}", *few)
+        assert without_times(records(directory)) == without_times(records(tmp_path / "alone"))
 
 
 def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_path):
@@ -183,7 +186,7 @@ TREE = ("strategy=rpc", MANY_TASKS)
     ],
 )
 def test_many_workers_train_as_one(tmp_path, size, overrides):
-    run_world(train, 1, str(tmp_path / "one"), MANY_TASKS, "strategy=local")
+    train(str(tmp_path / "one"), MANY_TASKS, "strategy=local")
     run_world(train, size, str(tmp_path / "many"), *overrides, timeout=240.0)
     assert without_times(records(tmp_path / "many")) == without_times(records(tmp_path / "one"))
 
@@ -234,7 +237,7 @@ def test_tasks_of_unequal_shapes_are_not_sent(tmp_path):
         train(str(tmp_path), "strategy=local", own, "trainer.send_tasks=true")
 
 
-@pytest.mark.parametrize("first_order", ["true", "false"])
+@pytest.mark.parametrize("first_order", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
     option = f"algorithm.first_order={first_order}"
     mean = run_world(one_step, 2, str(tmp_path), "maml", "rpc", option)[0]
