@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from reproduction import adaptation
 from reproduction.adaptation import AdaptationData, plot_adaptation, plot_rows
-from tiny import compose
+from tiny import build, compose
 
 from metadist.config import build_experiment
 from metadist.errors import UserError
@@ -19,6 +19,7 @@ OVERRIDES = (
     *("dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"),
     *("task.shots=5", "task.queries=3", "algorithm.inner_lr=0.01", "strategy=local"),
     *("logger=jsonl", "trainer.iterations=3", "trainer.eval_every=0", "trainer.eval_tasks=3"),
+    "trainer.report=false",
 )
 INPUTS = np.linspace(-5, 5, 50)
 
@@ -109,7 +110,7 @@ def test_runs_that_cannot_be_plotted_are_refused(tmp_path):
     ten = sinusoid(tmp_path / "ten", "task.shots=10", trained=False)
     with pytest.raises(UserError, match="different numbers of points"):
         plot_adaptation(tmp_path / "plot.png", {"five": five, "ten": ten})
-    glyphs = build_experiment(compose("strategy=local", "logger=jsonl"), tmp_path / "g", "maml")
+    glyphs = build(tmp_path / "g", "strategy=local")
     with pytest.raises(UserError, match="no run of an algorithm with inner steps on dataset=sin"):
         plot_adaptation(tmp_path / "plot.png", {"glyphs": glyphs})
 
