@@ -17,7 +17,7 @@ CELLS = load_cells()
 PRESETS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 # Shorten the sanity check; they change neither tasks nor steps.
-QUICK = {"omniglot": "model.filters=4", "mini_imagenet": "model.filters=2"}
+FILTERS = {"omniglot": 4, "mini_imagenet": 2}
 
 
 def test_every_preset_has_a_cell_and_every_cell_a_preset():
@@ -95,14 +95,14 @@ def held():
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
     dataset = CELLS[name].dataset
-    overrides = [f"+experiment={name}", "strategy=local", "logger=jsonl"]
+    configuration = compose(f"+experiment={name}", "strategy=local", "logger=jsonl")
     if dataset != "sinusoid":
         module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
         monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
-    weights = compose(f"+experiment={name}").get("init_from")  # they fit the preset's own model
-    if "no_conv" not in name and weights is None and dataset in QUICK:
-        overrides += [QUICK[dataset]]
-    x = build_experiment(compose(*overrides), tmp_path, "maml")  # with a sanity check
+    weights = configuration.get("init_from")  # they fit the preset's own model
+    if "no_conv" not in name and weights is None and dataset in FILTERS:
+        configuration.model.filters = FILTERS[dataset]
+    x = build_experiment(configuration, tmp_path, "maml")  # with a sanity check
     protocol = {**x.tasks.protocol(), **x.learner.protocol()}
     assert protocol["dataset"] == dataset and x.trainer_config.eval_tasks >= 600
     differs = {k for k, v in CELLS[name].protocol.items() if k in protocol and protocol[k] != v}
