@@ -1,5 +1,7 @@
 """Options that the command line replaces: no values of those that they replace."""
 
+import itertools
+
 import hydra
 import pytest
 from omegaconf import OmegaConf
@@ -121,7 +123,13 @@ def test_an_interpolation_without_a_value_is_left_to_who_reads_it(composed, valu
     assert OmegaConf.to_container(configuration, resolve=False)["model"]["filters"] == value
 
 
-@pytest.mark.parametrize("group", ["algorithm", "optimizer", "scheduler", "model"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        *("algorithm", "scheduler"),
+        *(pytest.param(group, marks=pytest.mark.slow) for group in ("optimizer", "model")),
+    ],
+)
 def test_the_options_of_a_preset_can_be_replaced(composed, group):
     option = {"algorithm": "maml", "optimizer": "adam", "scheduler": "cosine", "model": "conv4"}
     chosen = f"{group}={option[group]}"
@@ -168,10 +176,13 @@ def test_an_option_that_another_one_chooses_has_its_own_values(composed, preset)
     assert values(cfg.optimizer) == {"lr": 0.001}
 
 
-@pytest.mark.parametrize("group", ["algorithm", "dataset", "model", "optimizer", "scheduler"])
-def test_every_option_can_be_chosen(composed, group):
-    for option in (each.stem for each in (CONF / group).glob("*.yaml")):
-        assert "_target_" in composed(f"{group}={option}")[group], option
+def test_every_option_can_be_chosen(composed):
+    groups = ("algorithm", "dataset", "model", "optimizer", "scheduler")
+    options = [[path.stem for path in (CONF / group).glob("*.yaml")] for group in groups]
+    for chosen in itertools.zip_longest(*options):
+        pairs = [pair for pair in zip(groups, chosen, strict=True) if pair[1] is not None]
+        cfg = composed(*(f"{group}={option}" for group, option in pairs))
+        assert all("_target_" in cfg[group] for group, _ in pairs), pairs
 
 
 def test_choosing_what_the_preset_chooses_keeps_its_values(composed):
