@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, run_command
+from commands import ROOT, CommandResult, command, run_command
 from tiny import SMALL, records, run_results, train, without_times
+from worlds import run_world
 
 TORCHRUN = [
     sys.executable,
@@ -77,16 +78,17 @@ def test_an_error_under_torchrun_is_reported_once_and_ends_all_processes(tmp_pat
     assert not is_alive(process.pid)
 
 
+def command_without_torchrun(*overrides: str) -> CommandResult:
+    for name in list(os.environ):
+        if name.startswith(("RANK", "WORLD_", "LOCAL_", "MASTER_", "TORCHELASTIC_")):
+            del os.environ[name]
+    return command("maml.py", overrides)
+
+
 def test_one_process_without_torchrun(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "experiments/maml.py", *SMALL, f"hydra.run.dir={tmp_path}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run = (*SMALL, f"hydra.run.dir={tmp_path}")
+    (outcome,) = run_world(command_without_torchrun, 1, *run)
+    assert outcome.status == 0, outcome.err
     assert run_results(tmp_path)["world_size"] == 1
 
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from metadist.errors import UserError
 from metadist.reports import (
@@ -37,6 +36,8 @@ def test_difference_and_interval_against_scipy(tmp_path, metric):
         for name, values in (("a", first), ("b", second))
     ]
     found = compare_runs(*runs)
+    from scipy import stats  # takes a second to import
+
     interval = stats.ttest_rel(second, first).confidence_interval(0.95)
     assert found.difference == pytest.approx((interval.low + interval.high) / 2, rel=1e-9)
     assert found.ci95 == pytest.approx((interval.high - interval.low) / 2, rel=1e-9)

@@ -1,14 +1,11 @@
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from worlds import run_world
 
 from metadist.config import instantiate
 from metadist.errors import UserError
@@ -34,15 +31,7 @@ def fingerprint():
 
 def test_equal_in_a_fresh_process_with_another_number_of_threads():
     torch.set_num_threads(2)
-    here = fingerprint()
-    code = "from test_glyphs import fingerprint; print(fingerprint())"
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert there.stdout.strip() == here
+    assert run_world(fingerprint, 1) == [fingerprint()]
 
 
 def test_a_class_depends_on_its_key_alone():

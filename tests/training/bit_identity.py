@@ -120,15 +120,20 @@ def digest(x: Experiment) -> str:
     return found.hexdigest()[:16]
 
 
-def compare(cases: list[Case], worlds: Iterable[tuple[str, int]], timeout: float) -> list[str]:
+def compare(
+    cases: list[Case],
+    worlds: Iterable[tuple[str, int]],
+    timeout: float,
+    chunk_sizes: tuple[int | str, ...] = (1, 2, 3, 7, "auto"),
+) -> list[str]:
     """The cases whose bits differ, each as one line; [] if all agree.
 
     Args:
         cases: what to train.
         worlds: strategies and numbers of workers.
         timeout: seconds for each world.
+        chunk_sizes: of `local`; the worlds have "auto".
     """
-    chunk_sizes = (1, 2, 3, 7, "auto")
     with tempfile.TemporaryDirectory() as directory:
         (local,) = run_world(digests, 1, directory, "local", cases, chunk_sizes, timeout=timeout)
         found = {

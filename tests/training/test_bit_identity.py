@@ -26,7 +26,8 @@ def test_some_cases_are_identical_in_some_worlds():
         Case("maml_plus_plus", "max", native=False, tasks=5),
         Case("meta_sgd", "sinusoid", native=True, tasks=7),
     ]
-    assert compare(cases, [("rpc", 2), ("allreduce", 3)], timeout=300.0) == []
+    worlds, chunk_sizes = [("rpc", 2), ("allreduce", 3)], (1, 3, "auto")
+    assert compare(cases, worlds, timeout=300.0, chunk_sizes=chunk_sizes) == []
 
 
 @pytest.mark.slow

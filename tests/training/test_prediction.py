@@ -73,7 +73,7 @@ def test_one_query_per_call_gives_what_all_together_give(tasks, algorithm, runni
     assert torch.equal(torch.get_rng_state(), state)
     assert together.shape == (25, 5) and not together.requires_grad
     torch.testing.assert_close(
-        one_by_one(learner, episode, "support", 6), together[:6], rtol=1e-3, atol=1e-4
+        one_by_one(learner, episode, "support", 3), together[:3], rtol=1e-3, atol=1e-4
     )
     transductive = predict_unlabeled(learner, episode.support, episode.query.inputs, "transductive")
     torch.manual_seed(0)
