@@ -72,6 +72,16 @@ def form(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture(params=["kept", pytest.param("compiled", marks=pytest.mark.slow)])
+def kept_form(request, monkeypatch):
+    """The step is kept as it is, untraced, or "compiled": for what does not depend on it."""
+    if request.param == "kept":
+        monkeypatch.setattr(
+            "metadist.training.outer_step.compile_outer_step", lambda step, *_: step
+        )
+    return request.param
+
+
 def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
     learner, tasks = sinusoid()
     options = CompileOptions(form, 4)
@@ -226,14 +236,15 @@ def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
         assert torch.equal(mine, sum(others))
 
 
-def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog):
+def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog, monkeypatch):
+    monkeypatch.setattr("metadist.training.outer_step._RECOMPILE_LIMIT", 3)
     caplog.set_level(logging.INFO, "metadist")
     learner, options = sinusoid()[0], CompileOptions("shapes", 2, "cudagraphs")
-    for queries in range(1, 10):
+    for queries in range(1, 5):
         response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, options)
-    assert captured == [2] * 8
+    assert captured == [2] * 3
     (line,) = caplog.messages
-    assert "it cannot be captured as a CUDA graph (more than 8 combinations of" in line
+    assert "it cannot be captured as a CUDA graph (more than 3 combinations of" in line
 
 
 class Counts(MAML):
@@ -305,14 +316,14 @@ def test_an_attribute_that_changes_is_not_ignored(form, caplog, name):
 
 
 @pytest.mark.parametrize("kind", ["list", "nested", "dict", "tensor", "inference"])
-def test_what_an_attribute_holds_is_not_ignored(form, caplog, kind):
+def test_what_an_attribute_holds_is_not_ignored(kept_form, caplog, kind):
     learner, tasks = sinusoid()
     values = {"list": [1.0], "nested": [[1.0]], "dict": {"scale": 1.0}}.get(kind)
     if values is None:
         with torch.inference_mode(kind == "inference"):
             values = torch.ones(1)
     learner.model.values = values
-    options = CompileOptions(f"changed {kind}, {form}", 4)
+    options = CompileOptions(f"changed {kind}, {kept_form}", 4)
     for _ in range(2):
         response(learner, tasks, 4, options)
     assert "runs eagerly" not in caplog.text
@@ -326,18 +337,18 @@ def test_what_an_attribute_holds_is_not_ignored(form, caplog, kind):
     assert "the learner's model.values changed during training" in caplog.text
 
 
-def test_an_attribute_that_appears_is_not_ignored(form, caplog):
+def test_an_attribute_that_appears_is_not_ignored(kept_form, caplog):
     learner, tasks = sinusoid()
-    options = CompileOptions(f"new attribute, {form}", 4)
+    options = CompileOptions(f"new attribute, {kept_form}", 4)
     response(learner, tasks, 4, options)
     learner.model.scale = 2.0
     response(learner, tasks, 4, options)
     assert "the learner's model.scale changed during training" in caplog.text
 
 
-def test_a_module_that_disappears_is_not_ignored(form, caplog):
+def test_a_module_that_disappears_is_not_ignored(kept_form, caplog):
     learner, tasks = sinusoid()
-    options = CompileOptions(f"module removed, {form}", 4)
+    options = CompileOptions(f"module removed, {kept_form}", 4)
     learner.model.other = nn.Identity()
     response(learner, tasks, 4, options)
     del learner.model.other
@@ -525,7 +536,7 @@ class Noisy(MAML):
     ],
 )
 def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
-    tasks = FewShotTasks(Glyphs(), 3, 1, 1)
+    _, tasks = glyphs()
     strategy = LocalStrategy(batch_partitioner, mean_reducer)
     arguments = (tasks, build().train(), torch.device("cpu"), "text", strategy)
     assert compile_options(TrainerConfig(compile="auto"), *arguments) is None
