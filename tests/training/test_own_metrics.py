@@ -1,5 +1,7 @@
 """A metric of the user's algorithm: from every strategy to files, console, plots and callbacks."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 from tiny import build, records, train
@@ -22,11 +24,18 @@ class MAMLWithConfidence(MAML):
         return {**found, f"confidence{suffix}": confidence, f"seen_after_hours{suffix}": confidence}
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("rpc", 2), ("allreduce", 2)])
-def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, strategy, size):
-    run_world(train, size, str(tmp_path / "world"), CLASS, f"strategy={strategy}")
-    train(str(tmp_path / "local"), CLASS, "strategy=local")
-    world, local = read_results(tmp_path / "world"), read_results(tmp_path / "local")
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The directory of a run of one process."""
+    directory = tmp_path_factory.mktemp("local")
+    train(str(directory), CLASS, "strategy=local")
+    return directory
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, alone, strategy):
+    run_world(train, 2, str(tmp_path / "world"), CLASS, f"strategy={strategy}")
+    world, local = read_results(tmp_path / "world"), read_results(alone)
     tasks = read_test_predictions(tmp_path / "world")
     assert local["method"]["algorithm"] == "MAMLWithConfidence"
     for name in NAMES:
@@ -36,7 +45,7 @@ def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, st
         for split, count in (("train", 4), ("validation", 2)):
             both = [
                 [line[f"{split}_{name}"] for line in records(directory) if f"{split}_loss" in line]
-                for directory in (tmp_path / "world", tmp_path / "local")
+                for directory in (tmp_path / "world", alone)
             ]
             assert both[0] == both[1] and len(both[0]) == count
     assert not [name for name in world if name.startswith("test_confidence_")]
