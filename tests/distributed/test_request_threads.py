@@ -1,11 +1,13 @@
 """The threads that run requests."""
 
+import os
 import subprocess
 import sys
 import threading
 import weakref
 
 import pytest
+from worlds import open_store
 
 from metadist.deadlines import wait_until
 from metadist.distributed.request_threads import RequestThreads
@@ -36,16 +38,25 @@ print("done")
 
 
 @pytest.mark.parametrize("worker", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_program_ends_with_a_call_that_does_not(worker, tmp_path):
-    script = tmp_path / "endless.py"
-    script.write_text(ENDLESS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*torchrun, str(script), str(worker)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert sorted(done.stdout.split("\n")) == ["", "done", "done", "not waited for"]
-    assert "a call to this process still runs; its result is dropped" in done.stderr
-    assert "error: a call to this process has not ended, and is ended now." in done.stderr
-    assert done.returncode == 1
+def test_a_program_ends_with_a_call_that_does_not(worker):
+    store = open_store()
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDLESS, str(worker)],
+            env={**os.environ, **world, "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=90) for rank in ranks]
+    assert [out for out, _ in outputs] == ["not waited for\ndone\n", "done\n"]
+    assert "a call to this process still runs; its result is dropped" in outputs[worker][1]
+    error = "error: a call to this process has not ended, and is ended now."
+    assert [error in errors for _, errors in outputs] == [worker == 0, worker == 1]
+    assert [rank.returncode for rank in ranks] == [int(worker == 0), int(worker == 1)]
 
 
 class Payload:

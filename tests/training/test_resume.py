@@ -85,7 +85,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 def test_killed_and_resumed_with_everything_that_could_differ(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_world(train, 1, str(whole), "strategy=local", *HARD)
-    for after in (1, 3, 4, 5):  # before the first checkpoint too
+    for after in (1, 3, 4):  # before the first checkpoint too
         run_world(
             killed, 1, str(parts), after, "strategy=local", "resume=auto", *HARD, may_fail=True
         )
@@ -110,7 +110,7 @@ def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
 
 
 def test_resumed_with_another_world_size(tmp_path):
-    run_world(train, 2, str(tmp_path / "a"), "strategy=rpc")
+    train(str(tmp_path / "a"), "strategy=local")
     run_world(train, 2, str(tmp_path / "b"), "strategy=rpc", "trainer.iterations=2")
     run_world(train, 3, str(tmp_path / "b"), "strategy=allreduce", "resume=auto")
     for name, tensor in weights(tmp_path / "a").items():
@@ -129,8 +129,8 @@ def resumed_with_warnings(directory: str, *overrides: str) -> list[str]:
 def test_a_corrupt_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path):
     strategy, size = "allreduce", 2
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for directory in (whole, parts):
-        run_world(train, size, str(directory), f"strategy={strategy}")
+    run_world(train, size, str(whole), f"strategy={strategy}")
+    shutil.copytree(whole, parts)
     folder = parts / "checkpoints"
     newest = folder / "iteration-00000004.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
