@@ -20,8 +20,7 @@ ALGORITHMS = {
     "reptile": ["algorithm.inner_steps=2", "algorithm.eval_inner_steps=2"],
 }
 PAIRS = [("resnet12", algorithm) for algorithm in ALGORITHMS]
-PAIRS += [("torchvision", "maml")]
-SLOW = [("torchvision", name) for name in ("anil", "prototypical", "reptile")]
+SLOW = [("torchvision", name) for name in ("maml", "anil", "prototypical", "reptile")]
 SLOW += [("timm", name) for name in ("maml", "prototypical")]
 PAIRS += [pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW]
 

@@ -67,7 +67,9 @@ class StopsAfterTheTest(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("allreduce", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "size"), [pytest.param("local", 1, marks=pytest.mark.slow), ("allreduce", 2)]
+)
 def test_a_signal_after_the_test_ends_the_sweep(tmp_path, strategy, size):
     callback = f"+callbacks.stops._target_={__name__}.StopsAfterTheTest"
     ranks = sweep(tmp_path, callback, f"strategy={strategy}", "seed=0,1", size=size)
@@ -198,12 +200,17 @@ def test_a_refused_run_leaves_no_directory_and_torchrun_gets_its_error(tmp_path)
         (["logger=[tensorbord]"], "not an option of logger (did you mean tensorboard?)"),
         (["dataset=/a/b"], "write dataset=folder dataset.root=/a/b."),
         (["dataset=omniglott"], "(did you mean omniglot?): choose one of"),
-        (["trainer.iteratons=3"], "(did you mean iterations?): the keys of trainer are"),
         (["dataset.size=9"], "it is an option: write +dataset.size=VALUE"),
-        (["optimiser=sgd"], "(did you mean optimizer?)"),
         (["partition=dim0"], "write +partition=VALUE to add it"),
         (["algorithm._target_=my_modul.Mine"], "there is no module my_modul: install it"),
         (["algorithm._target_=metadist.algorithms.Mam"], "(did you mean MAML?)"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (["trainer.iteratons=3"], "(did you mean iterations?): the keys of trainer are"),
+                (["optimiser=sgd"], "(did you mean optimizer?)"),
+            )
+        ),
     ],
 )
 def test_refused_overrides(tmp_path, overrides, message):

@@ -20,20 +20,20 @@ def error_message(*overrides: str, size: int = 2) -> str:
 
 OPTIONS = [
     (["datset=glyphs"], ["datset", "spelling"]),
-    (["iterations=5"], ["iterations", "did you mean trainer.iterations?"]),
     (["+partition=dim9"], ["dim9", "dim0", "batch"]),
     (["trainer.iteration=5"], ["trainer.iteration", "did you mean iterations"]),
     (["task.ways=7"], ["7", "validation", "6"]),
     (["optimizer.lr=-1"], ["optimizer", "-1"]),
-    (["seed=-1"], ["seed=-1"]),
     (["device=tpu7"], ["device=tpu7", "auto"]),
     (["strategy=local"], ["strategy=local", "2", "allreduce"]),
     (["+partition=dim0", "+partition.workers=[0,5]"], ["worker 5", "2"]),
     (["resume=nowhere/a.pt"], ["nowhere/a.pt", "resume="]),
     (["hydra.run.dir=/dev/null/x"], ["/dev/null", "hydra.run.dir"]),
-    (["algorithm._target_=my.Algorithm"], ["my.Algorithm", "imported"]),
 ]
 MORE_OPTIONS = [
+    (["iterations=5"], ["iterations", "did you mean trainer.iterations?"]),
+    (["seed=-1"], ["seed=-1"]),
+    (["algorithm._target_=my.Algorithm"], ["my.Algorithm", "imported"]),
     (["dataset=letters"], ["letters", "glyphs", "omniglot", "sinusoid"]),
     (["+trainer.iteration=5"], ["trainer.iteration", "iterations"]),
     (["trainer.iterations=many"], ["trainer.iterations=many", "integer"]),

@@ -25,6 +25,8 @@ from metadist.training.checkpoints import Checkpoints, read_checkpoint
 from metadist.training.export import export_weights
 
 STRATEGIES = [("local", 1), ("rpc", 2), ("allreduce", 2)]
+LOCAL_IS_SLOW = [pytest.param("local", 1, marks=pytest.mark.slow), *STRATEGIES[1:]]
+ALLREDUCE_IS_SLOW = [STRATEGIES[0], pytest.param("allreduce", 2, marks=pytest.mark.slow)]
 
 
 class Recorder(Callback):
@@ -105,6 +107,21 @@ def run(size: int, directory: Path, *overrides: str) -> list:
     return run_world(train, size, str(directory), *overrides)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    """The directory of a run without callbacks."""
+    directory = tmp_path_factory.mktemp("plain")
+    train(str(directory), "strategy=local")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory) -> dict:
+    """The results of three iterations without callbacks."""
+    directory = tmp_path_factory.mktemp("three")
+    return train(str(directory), "strategy=local", "trainer.iterations=3")
+
+
 def mine(name: str) -> str:
     return f"+callbacks.mine._target_={__name__}.{name}"
 
@@ -133,8 +150,8 @@ def test_hooks_are_called_in_order_on_every_driver(tmp_path, strategy, size):
     assert read_results(tmp_path)["calls"] == results[0]["calls"]
 
 
-@pytest.mark.parametrize(("strategy", "size"), STRATEGIES)
-def test_a_callback_of_any_driver_stops_training(tmp_path, strategy, size):
+@pytest.mark.parametrize(("strategy", "size"), LOCAL_IS_SLOW)
+def test_a_callback_of_any_driver_stops_training(tmp_path, three, strategy, size):
     rank = size - 1 if strategy == "allreduce" else 0
     stop = ("+callbacks.mine.stop_at=3", f"+callbacks.mine.stop_rank={rank}")
     results = run(size, tmp_path, f"strategy={strategy}", mine("Recorder"), *stop)[0]
@@ -144,7 +161,6 @@ def test_a_callback_of_any_driver_stops_training(tmp_path, strategy, size):
         ["best-00000003.pt", "iteration-00000003.pt"],
     )
     # The state that is tested is that of three iterations.
-    three = train(str(tmp_path / "three"), "strategy=local", "trainer.iterations=3")
     for name in ("test_accuracy", "test_loss", "train_loss", "validation_accuracy"):
         assert results[name] == three[name]
 
@@ -190,7 +206,7 @@ EARLY = (
 @pytest.mark.parametrize(
     ("strategy", "size", "after"),
     [
-        ("local", 1, "iteration 3"),
+        pytest.param("local", 1, "iteration 3", marks=pytest.mark.slow),
         pytest.param("rpc", 2, "iteration 6", marks=pytest.mark.slow),
         pytest.param("rpc", 2, "validation 6", marks=pytest.mark.slow),
         pytest.param("allreduce", 2, "iteration 3", marks=pytest.mark.slow),
@@ -231,8 +247,8 @@ def test_strategies_stop_and_average_alike(tmp_path):
     assert read_test_predictions(local) == read_test_predictions(allreduce)
 
 
-@pytest.mark.parametrize("test_checkpoint", ["last", "best"])
-def test_the_average_is_validated_tested_and_saved(tmp_path, test_checkpoint):
+@pytest.mark.parametrize("test_checkpoint", ["last", pytest.param("best", marks=pytest.mark.slow)])
+def test_the_average_is_validated_tested_and_saved(tmp_path, plain, test_checkpoint):
     weights, evaluated = [], []
 
     x = build(
@@ -268,11 +284,10 @@ def test_the_average_is_validated_tested_and_saved(tmp_path, test_checkpoint):
     torch.testing.assert_close(found, averages[tested - 1], rtol=1e-5, atol=1e-7)
     assert results["method"]["callbacks"] == {"ema": {"name": "WeightAveraging", "decay": 0.75}}
     # Training is the same as without it.
-    plain = train(str(tmp_path / "plain"), "strategy=local")
-    assert plain["train_loss"] == results["train_loss"]
+    assert read_results(plain)["train_loss"] == results["train_loss"]
     losses = [
         [line["train_loss"] for line in records(directory) if "train_loss" in line]
-        for directory in (tmp_path, tmp_path / "plain")
+        for directory in (tmp_path, plain)
     ]
     assert losses[0] == losses[1]
 
@@ -422,7 +437,9 @@ def test_a_callback_must_be_a_subclass(tmp_path):
         build(tmp_path, "strategy=local", "callbacks=ema", "callbacks.ema.decay=1.0")
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("rpc", 2), ("allreduce", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("rpc", 2), pytest.param("allreduce", 2, marks=pytest.mark.slow)]
+)
 def test_an_error_in_a_callback_keeps_its_traceback(tmp_path, strategy, size):
     options = (f"strategy={strategy}", mine("Failing"), "timeout_seconds=10")
     outcomes = run_world(train, size, str(tmp_path), *options, may_fail=True)
@@ -438,9 +455,9 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path):
     assert x.state.iteration == 0
 
 
-def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path):
+def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path, plain):
     half = ("strategy=local", "trainer.iterations=2")
-    whole = train(str(tmp_path / "whole"), "strategy=local")
+    whole = read_results(plain)
     train(str(tmp_path / "left out"), *half, "callbacks=ema")
     found = train(str(tmp_path / "left out"), "strategy=local", "resume=auto")
     assert found["test_accuracy"] == whole["test_accuracy"]
@@ -480,7 +497,16 @@ class FreezeBody(Callback):
             parameter.requires_grad_("convolutions" not in name and "norms" not in name)
 
 
-@pytest.mark.parametrize("algorithm", ["maml", "meta_sgd", "maml_plus_plus", "imaml", "reptile"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("maml", "reptile"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("meta_sgd", "maml_plus_plus", "imaml")
+        ),
+    ],
+)
 def test_layers_that_a_callback_freezes_are_neither_trained_nor_adapted(tmp_path, algorithm):
     x = build(
         tmp_path,
@@ -519,7 +545,7 @@ class CausalMask(MLP):
         return super().forward(inputs) + self.mask[0, 0]
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("allreduce", 2)])
+@pytest.mark.parametrize(("strategy", "size"), ALLREDUCE_IS_SLOW)
 def test_infinite_elements_of_buffers_stay_or_become_finite(tmp_path, strategy, size):
     options = (f"strategy={strategy}", "callbacks=ema", f"model._target_={__name__}.CausalMask")
     run_world(train, size, str(tmp_path), *options)
@@ -589,7 +615,7 @@ def test_layers_that_are_frozen_or_not_resume_with_the_same_bits(tmp_path, optio
     assert results["test_loss"] == read_results(whole)["test_loss"]
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("local", 1), ("allreduce", 2)])
+@pytest.mark.parametrize(("strategy", "size"), ALLREDUCE_IS_SLOW)
 def test_the_best_checkpoint_is_tested_with_its_own_frozen_layers(tmp_path, strategy, size):
     options = (
         *(f"strategy={strategy}", "optimizer.lr=3", "trainer.test_checkpoint=best"),
@@ -686,7 +712,7 @@ def test_only_a_learner_is_evaluated(tmp_path):
         train(str(tmp_path), "strategy=local", callback)
 
 
-@pytest.mark.parametrize("average", [(), ("callbacks=ema",)])
+@pytest.mark.parametrize("average", [pytest.param((), marks=pytest.mark.slow), ("callbacks=ema",)])
 def test_training_continues_with_its_own_weights_after_a_test(tmp_path, average):
     options = ("strategy=local", "trainer.test_checkpoint=best", "optimizer.lr=3", *average)
     train(str(tmp_path / "plain"), *options)

@@ -67,7 +67,10 @@ def test_points_are_those_of_the_tasks(tmp_path):
     assert f'"task-hardest-{task["task"]}"' in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("error", [ImportError("no plotly"), ValueError("a defect")])
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(ImportError("no plotly"), marks=pytest.mark.slow), ValueError("a defect")],
+)
 def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
     tmp_path, monkeypatch, caplog, error
 ):

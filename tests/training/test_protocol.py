@@ -114,7 +114,10 @@ def test_the_state_of_an_unfinished_run_is_the_best_where_that_will_be_tested(tm
     assert saved_state.tested_checkpoint(tmp_path)[0] == newest
 
 
-@pytest.mark.parametrize("other", ["trainer.eval_seed=5", "trainer.validation_tasks=4"])
+@pytest.mark.parametrize(
+    "other",
+    ["trainer.eval_seed=5", pytest.param("trainer.validation_tasks=4", marks=pytest.mark.slow)],
+)
 def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
     options = ("strategy=local", "callbacks=early_stopping")
     train(str(tmp_path), *options)

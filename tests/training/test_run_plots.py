@@ -88,7 +88,13 @@ class PanelLogger(Logger):
         self.panels.append((iteration, values, [path.name for path in images]))
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.dropout=0.5", "algorithm=maml_plus_plus")])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("model.dropout=0.5", "algorithm=maml_plus_plus"),  # random numbers, and counts
+    ],
+)
 def test_panels_at_every_validation_do_not_change_the_run(tmp_path, monkeypatch, overrides):
     overrides += ("callbacks=ema", "optimizer.lr=0.5", "trainer.eval_seed=9", "trainer.report=true")
     plain = build(tmp_path / "plain", "strategy=local", *overrides)

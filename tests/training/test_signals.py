@@ -40,7 +40,10 @@ def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
     return "finished"
 
 
-@pytest.mark.parametrize(("strategy", "rank"), [("rpc", 1), ("rpc", 0), ("allreduce", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [("rpc", 1), pytest.param("rpc", 0, marks=pytest.mark.slow), ("allreduce", 1)],
+)
 def test_a_signal_to_any_one_rank_saves_and_ends_all(tmp_path, strategy, rank):
     zero, one = run_world(signal_one, 2, str(tmp_path), rank, strategy, 5)
     assert zero.startswith("Interrupted 143 stopped at iteration"), zero

@@ -280,7 +280,10 @@ def test_running_statistics_change_by_the_mean_over_tasks(tmp_path, reducer):
     assert total_weight(x) == 5 / scale
 
 
-@pytest.mark.parametrize("tasks", [35, 49, 56])  # of which some sums of 1 / tasks are below one
+@pytest.mark.parametrize(
+    "tasks",  # of which some sums of 1 / tasks are below one
+    [49, *(pytest.param(tasks, marks=pytest.mark.slow) for tasks in (35, 56))],
+)
 def test_integer_buffers_count_iterations_if_weights_are_rounded(tmp_path, tasks):
     one_shard = ("+partition=batch", "reducer=sum", "reducer.of_items=false")
     options = ("algorithm=maml_plus_plus", "model=mlp", f"trainer.meta_batch_size={tasks}")
