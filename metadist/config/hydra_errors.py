@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
 
 from hydra.errors import (
     ConfigCompositionException,
@@ -31,6 +30,9 @@ _LISTS = ("logger", "callbacks")
 
 _CLASSES = ("algorithm", "dataset", "model", "optimizer", "reducer", "scheduler")
 """Groups in which `GROUP._target_` names a class of the user's own."""
+
+_CONF = "path=pkg://metadist.conf"
+"""metadist's groups, as in the search path in a message of Hydra."""
 
 _MAX_LISTED = 20
 """A message lists the options of a group with at most so many."""
@@ -122,9 +124,11 @@ def _advice(text: str) -> str | None:
     if match := re.match(r"Error merging override (\S+?)=(.*)", text):
         return f"{match[1]}={match[2]} does not fit: give a value of the type that {match[1]} has."
     if match := re.match(r"Ambiguous value for argument '(\S+?)=(.*?)' 1\. ", text):
+        one = f"'{match[1]}=\"{match[2]}\"' for a text with commas"
+        if match[1] in _LISTS:
+            one = f"'{match[1]}=[{match[2]}]' for all of them in one run"
         return (
-            f"{match[1]}={match[2]} has several values: add -m to sweep over them, or write "
-            f"'{match[1]}=\"{match[2]}\"' for a text with commas."
+            f"{match[1]}={match[2]} has several values: add -m to sweep over them, or write {one}."
         )
     return None
 
@@ -155,8 +159,11 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
     if not group:
         return f"there is no configuration {option}{hint}: choose maml or ddp."
     own = "; a directory of your own options is given by --config-dir DIR"
-    if group in _CLASSES and re.fullmatch(r"\w+(\.\w+)+", option):
-        own = f"; a class of your own is given by {group}._target_={option}"
+    if group in _CLASSES:
+        if re.fullmatch(r"\w+(\.\w+)+", option):
+            own = f"; a class of your own is given by {group}._target_={option}"
+        else:
+            own += f", any other class by {group}._target_=module.Class"
     listed = ", ".join(sorted(options))
     if len(options) > _MAX_LISTED:
         listed = f"the {len(options)} that --help lists"
@@ -172,6 +179,15 @@ def _group_options(text: str, group: str) -> list[str]:
             names = [entry.name for entry in folder.joinpath(group).iterdir()]
             options |= {name.removesuffix(".yaml") for name in names if name.endswith(".yaml")}
     return sorted(options)
+
+
+def _options_with(group: str, key: str) -> list[str]:
+    """The options of one of metadist's groups whose file has a key."""
+    if group not in Settings.model_fields:
+        return []
+    folder = files("metadist.conf").joinpath(group)
+    options = {n: folder.joinpath(f"{n}.yaml") for n in _group_options(_CONF, group)}
+    return [name for name, file in options.items() if key in OmegaConf.create(file.read_text())]
 
 
 def _composition(text: str, cause: BaseException | None) -> str:
@@ -201,14 +217,7 @@ def _composition(text: str, cause: BaseException | None) -> str:
         return _unknown_key(str(getattr(cause, "full_key", key)), node)
     if key in Settings.model_fields:  # of another primary configuration
         return f"{key} is not set in this configuration: write +{key}=VALUE to add it."
-    nearest = nearest_key(key)
-    if nearest is None and isinstance(node, DictConfig):
-        groups = cast(dict[str, Any], OmegaConf.to_container(node, resolve=False))
-        nearest = " or ".join(
-            f"{group}.{key}"
-            for group, options in groups.items()
-            if isinstance(options, dict) and key in options
-        )
+    nearest = nearest_key(key, node if isinstance(node, DictConfig) else None)
     guess = f" (did you mean {nearest}?)" if nearest else ""
     return (
         f"{key} is not a key or group of the configuration{guess}: check its spelling (--cfg job "
@@ -230,6 +239,14 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."
+    if others := _options_with(path, name):
+        advice = "add this option" if len(others) == 1 else "add one of these"
+        if path in _LISTS:
+            advice = f"add '{path}=[{','.join(map(str, [*node, others[0]]))}]'"
+        return (
+            f"{key} is not a key of the chosen {path}, but of {path}={' or '.join(others)}: "
+            f"{advice}."
+        )
     hint = did_you_mean(name, names)
     if not names and known:
         return f"{key} is not a key of the configuration: {path} has no options."

@@ -7,7 +7,7 @@ The groups (model, algorithm, trainer, …) are checked against the signatures o
 import contextlib
 import difflib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -110,7 +110,7 @@ def validate(configuration: DictConfig) -> Settings:
     user_keys = _user_keys(configuration)
     for key in map(str, configuration):
         if key not in known and key not in user_keys:
-            nearest = nearest_key(key)
+            nearest = nearest_key(key, configuration)
             hint = f"did you mean {nearest}=…?" if nearest else "check its spelling"
             if key == "experiment":
                 hint = "let the file of the experiment begin with the line `# @package _global_`."
@@ -144,14 +144,17 @@ def _user_keys(configuration: DictConfig) -> set[str]:
     return user_keys
 
 
-def nearest_key(key: str) -> str | None:
+def nearest_key(key: str, configuration: DictConfig | None = None) -> str | None:
     """The top-level key or group whose name is close to a misspelt one; None if there is none.
 
-    A group that is not in the defaults list has a plus, as on the command line.
+    A group that is not in the defaults list has a plus, as on the command line. If no name is
+    close, the keys of this name inside the groups of `configuration`.
     """
     matches = difflib.get_close_matches(key, [*Settings.model_fields, *NOT_IN_DEFAULTS], n=1)
     if not matches:
-        return None
+        groups = cast(dict[str, Any], OmegaConf.to_container(configuration or OmegaConf.create()))
+        inside = (g for g, keys in groups.items() if isinstance(keys, dict) and key in keys)
+        return " or ".join(f"{group}.{key}" for group in inside) or None
     return f"+{matches[0]}" if matches[0] in NOT_IN_DEFAULTS else matches[0]
 
 

@@ -46,6 +46,7 @@ def test_more_ways_and_both_protocols(prototypical, tmp_path, monkeypatch, capsy
         (["task.ways=2,3"], "task.ways=2,3 has several values: give one"),
         (["--checkpoint", "nothing.pt"], "give the path of a file, such as"),
         (["--checkpoint", "nothing.pt", "task.shots=2"], "nothing.pt"),
+        (["shots=2"], "did you mean task.shots=…?"),
         (["dataset=omniglott"], "did you mean omniglot"),
         (["dataset.seed=${oc.env:NOPE}", "--trust-code"], "Environment variable 'NOPE' not found"),
     ],

@@ -31,6 +31,15 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
             ["algorithm=mine.alfa.ALFA"],
             "; a class of your own is given by algorithm._target_=mine.alfa.ALFA",
         ),
+        (["optimizer=adamw"], "any other class by optimizer._target_=module.Class."),
+        (
+            ["launcher.nproc_per_node=2"],
+            "is not a key of the chosen launcher, but of launcher=torchrun: add this option.",
+        ),
+        (["model.name=vit"], "chosen model, but of model=timm or torchvision: add one of these."),
+        (["logger.wandb.mode=online"], "logger=wandb: add 'logger=[console,tensorboard,wandb]'."),
+        (["logger=console,wandb"], "write 'logger=[console,wandb]' for all of them in one run."),
+        (["lr=1"], "(did you mean optimizer.lr?): check its spelling"),
         (["logger=[consol]"], "consol is not an option of logger (did you mean console?): choose "),
         (
             ["callbacks=none"],
