@@ -16,7 +16,7 @@ from metadist.errors import UserError, did_you_mean, one_line
 from metadist.files import partial_path, wrap_write_errors
 from metadist.loggers.console import print_plain
 from metadist.tasks.array_cache import file_lock
-from metadist.tasks.data_files import retrieve
+from metadist.tasks.data_files import download_failure, retrieve
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -189,8 +189,8 @@ def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
         part = partial_path(target)
         kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
         raise UserError(
-            f"{file.url} could not be downloaded ({one_line(error)}){kept}: check the network, or "
-            f"put {target.name} into {target.parent} yourself."
+            f"{file.url} could not be downloaded ({download_failure(error)}){kept}: check the "
+            f"network, or put {target.name} into {target.parent} yourself."
         ) from error
     except ValueError as error:  # raised by pooch if the checksum does not match
         raise UserError(

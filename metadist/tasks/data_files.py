@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -85,8 +86,18 @@ def download(
         except Exception as error:  # networks and proxies may raise anything
             raise UserError(
                 f"{target.name} of {dataset} is not in {target.parent} and could not be "
-                f"downloaded ({one_line(error)}); {advice}."
+                f"downloaded ({download_failure(error)}); {advice}."
             ) from error
+
+
+def download_failure(error: Exception) -> str:
+    """Why a download failed, in one line; requests describes a lost connection in several."""
+    import requests  # takes time to import
+
+    if isinstance(error, requests.ConnectionError | requests.Timeout):
+        host = urlsplit(str(error.request.url)).hostname if error.request else "the server"
+        return f"the connection to {host} failed"
+    return one_line(error)
 
 
 def retrieve(target: Path, url: str, checksum: str, show_progress: bool = False) -> None:

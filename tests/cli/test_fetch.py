@@ -135,7 +135,7 @@ def test_a_missing_file_and_no_network(server, tmp_path):
     refused(remote, tmp_path, "404", "could not be downloaded (404", "): check the network")
     server.shutdown()
     server.server_close()
-    refused(remote, tmp_path, "could not be downloaded", "check the network")
+    refused(remote, tmp_path, "(the connection to 127.0.0.1 failed): check the network, or")
 
 
 def test_checksums_of_a_listing(server, tmp_path):
