@@ -74,7 +74,7 @@ class SweepReport:
         if best.validation is not None:
             test = f"validation {metric} {_format(best.validation, table.metric)}, {test}"
         names = ", ".join(run.name for run in best.runs)
-        runs = f"  {counted(len(best.runs), 'run')}: {names}"
+        runs = f"  {'directory' if len(best.runs) == 1 else 'directories'}: {names}"
         lines = [f"best: {table.describe(best)}", f"  {test}", runs]
         ties = [
             table.describe(setting)

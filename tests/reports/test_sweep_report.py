@@ -132,7 +132,7 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
         "3 runs finished",
         "best: algorithm.inner_lr=0.1",
         "  validation accuracy 60.00%, test accuracy 70.00% ± 1.00% (over test tasks)",
-        "  1 run: 0",
+        "  directory: 0",
         "  equal by validation: algorithm.inner_lr=0.4",
     ]
 
@@ -144,7 +144,7 @@ def test_without_validation_the_selection_is_said_to_be_biased(tmp_path):
         "1 run finished",
         "best: the only setting",
         "  test accuracy 70.00% ± 1.00% (over test tasks)",
-        "  1 run: a",
+        "  directory: a",
     ]
     assert "selected by the test metric" in lines[5] and "biased" in lines[5]
 
