@@ -154,8 +154,7 @@ class Learner(nn.Module):
         Args:
             predict: the adapted model, (…, n, *input shape) -> (…, n, outputs).
             episode: the task.
-            jointly: whether `predict` gets support set and queries in one batch, and returns the
-                predictions of the queries alone.
+            jointly: whether to pass support set and queries to `predict` in one batch.
         """
         support, queries = episode.support.inputs, episode.query.inputs
         transductive = self.training or self.transductive
@@ -163,7 +162,9 @@ class Learner(nn.Module):
             return predict_queries_separately(predict, support, queries)
         if not jointly:
             return predict(queries)
-        return predict(torch.cat([support, queries], self.task_dims(episode.query)))
+        axis = self.task_dims(episode.query)
+        predictions = predict(torch.cat([support, queries], axis))
+        return predictions.narrow(axis, support.shape[axis], queries.shape[axis])
 
     def protocol(self) -> dict[str, Any]:
         """Settings of the algorithm that must be equal for two results to be comparable.

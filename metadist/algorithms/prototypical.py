@@ -73,16 +73,13 @@ class Prototypical(Learner):
 
     @staticmethod
     def _logits(features: Tensor, labels: Tensor) -> Tensor:
-        """Negative squared distances of queries to prototypes: (…, support + queries, features)
-        and (…, support, ways) -> (…, queries, ways).
-        """
+        """Negative squared distances to the prototypes; `features` start with the support set."""
         # Differences of bfloat16 numbers are inexact.
         features = features.to(torch.promote_types(features.dtype, torch.float32))
-        support, queries = features.tensor_split((labels.shape[-2],), -2)
         weights = labels.to(features) / labels.sum(-2, keepdim=True)
         with torch.autocast(features.device.type, enabled=False):
-            prototypes = weights.mT @ support  # (…, ways, features)
-        return -(queries.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
+            prototypes = weights.mT @ features[..., : labels.shape[-2], :]  # (…, ways, features)
+        return -(features.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
 
     def protocol(self) -> dict[str, Any]:
         """No inner steps."""

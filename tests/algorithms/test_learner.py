@@ -130,7 +130,7 @@ def test_when_queries_are_predicted_separately(transductive, training, separatel
     learner.predict_queries(predict, task)
     assert sizes == ([3] * 4 if separately else [4])
     sizes.clear()
-    found = learner.predict_queries(lambda inputs: predict(inputs)[2:], task, jointly=True)
+    found = learner.predict_queries(predict, task, jointly=True)
     assert sizes == ([3] * 4 if separately else [6])
     assert torch.equal(found, task.query.inputs)
     without_norm = Learner(nn.Linear(2, 2), transductive=False).eval()
