@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 from worlds import run_world
 
-from metadist.config import instantiate
 from metadist.errors import UserError
 from metadist.tasks import FewShotTasks, Glyphs, ImageDataset, task_keys
 from metadist.tasks.glyphs import render_glyphs
@@ -114,20 +113,19 @@ def test_it_is_a_real_few_shot_problem(glyphs):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("argument", "value", "message"),
     [
-        ("seed", -1),
-        ("train_classes", 0),
-        ("test_classes", -5),
-        ("examples", 1),
-        ("size", 4),
-        ("size", 1000),
+        ("seed", -1, "dataset.seed must be at least 0, got -1"),
+        ("train_classes", 0, "dataset.train_classes must be at least 1, got 0"),
+        ("test_classes", -5, "dataset.test_classes must be at least 1, got -5"),
+        ("examples", 1, "dataset.examples must be at least 2, got 1"),
+        ("size", 4, "dataset.size must be at least 8, got 4"),
+        ("size", 1000, "dataset.size must be at most 256, got 1000"),
     ],
 )
-def test_options_out_of_bounds(option, value):
-    node = {"_target_": "metadist.tasks.Glyphs", **COUNTS, option: value}
-    with pytest.raises(UserError, match=rf"dataset\.{option}={value} does not fit"):
-        instantiate(node, "dataset")
+def test_arguments_out_of_bounds(argument, value, message):
+    with pytest.raises(UserError, match=message):
+        Glyphs(**{**COUNTS, argument: value})
 
 
 def test_protocol():

@@ -18,7 +18,6 @@ from omniglot_tree import (
     write_zips,
 )
 
-from metadist.config import instantiate
 from metadist.errors import UserError
 from metadist.tasks import SPLITS, FewShotTasks, Omniglot, array_cache, task_keys
 
@@ -197,11 +196,10 @@ def test_waiting_for_another_process_ends(tmp_path, monkeypatch):
     one_line(error, cache.name, "another process")
 
 
-@pytest.mark.parametrize(("option", "value"), [("seed", -1), ("size", 7), ("size", 106)])
-def test_options_out_of_bounds(tmp_path, option, value):
-    node = {"_target_": "metadist.tasks.Omniglot", "root": str(tmp_path), option: value}
-    with pytest.raises(UserError, match=rf"dataset\.{option}={value} does not fit"):
-        instantiate(node, "dataset")
+@pytest.mark.parametrize(("argument", "value"), [("seed", -1), ("size", 7), ("size", 106)])
+def test_arguments_out_of_bounds(tmp_path, argument, value):
+    with pytest.raises(UserError, match=f"dataset.{argument}"):
+        Omniglot(str(tmp_path), **{argument: value})
 
 
 def test_cache_directory_that_cannot_be_made(tmp_path, monkeypatch):
