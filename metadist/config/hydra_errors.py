@@ -7,14 +7,16 @@ import traceback
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, cast
 
+import yaml
 from hydra.errors import (
     ConfigCompositionException,
     InstantiationException,
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from metadist.config.instantiate import locate_target
@@ -182,12 +184,22 @@ def _group_options(text: str, group: str) -> list[str]:
 
 
 def _options_with(group: str, key: str) -> list[str]:
-    """The options of one of metadist's groups whose file has a key."""
+    """The options of one of metadist's groups that have a key, in their file or in its defaults."""
     if group not in Settings.model_fields:
         return []
     folder = files("metadist.conf").joinpath(group)
-    options = {n: folder.joinpath(f"{n}.yaml") for n in _group_options(_CONF, group)}
-    return [name for name, file in options.items() if key in OmegaConf.create(file.read_text())]
+    nodes = {
+        name: cast(
+            dict[str, Any], yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text()) or {}
+        )
+        for name in _group_options(_CONF, group)
+    }
+
+    def has(name: Any) -> bool:
+        node = nodes.get(name, {}) if isinstance(name, str) else {}
+        return key in node or any(map(has, node.get("defaults", ())))
+
+    return [name for name in nodes if has(name)]
 
 
 def _composition(text: str, cause: BaseException | None) -> str:
@@ -239,10 +251,12 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."
-    if others := _options_with(path, name):
+    own = not str(node.get("_target_") or "metadist.").startswith(("metadist.", "torch."))
+    if not own and not kwargs and (others := _options_with(path, name)):
         advice = "add this option" if len(others) == 1 else "add one of these"
         if path in _LISTS:
-            advice = f"add '{path}=[{','.join(map(str, [*node, others[0]]))}]'"
+            chosen = [option for option in _group_options(_CONF, path) if option in node]
+            advice = f"add '{path}=[{','.join([*chosen, others[0]])}]'"
         return (
             f"{key} is not a key of the chosen {path}, but of {path}={' or '.join(others)}: "
             f"{advice}."

@@ -29,7 +29,7 @@ from metadist.files import read_regular
 from metadist.loggers import Logger
 from metadist.models.backbones import options_of_weights
 from metadist.reports import CONFIG_FILE, read_hydra, refuse_aliases
-from metadist.tasks import SPLITS, ImageClasses, ImagePreprocessing, Normalize
+from metadist.tasks import SPLITS, ImagePreprocessing, Normalize
 from metadist.training import Experiment
 from metadist.training.saved_state import CONTENTS_ERRORS, load_learner_state, tested_checkpoint
 
@@ -55,7 +55,6 @@ class SavedLearner:
         regression: whether targets are real numbers.
         iteration: finished outer steps.
         checkpoint: the checkpoint's file.
-        protocol: the protocol of its tasks; {} if the checkpoint does not hold it.
     """
 
     learner: Learner
@@ -65,7 +64,6 @@ class SavedLearner:
     regression: bool
     iteration: int
     checkpoint: Path
-    protocol: Mapping[str, Any]
 
 
 def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
@@ -109,14 +107,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
             f"({one_line(error)}): load another checkpoint of the run."
         ) from None
     return SavedLearner(
-        learner,
-        configuration,
-        shape.input_shape,
-        shape.outputs,
-        shape.regression,
-        iteration,
-        path,
-        contents.get("protocol") or {},
+        learner, configuration, shape.input_shape, shape.outputs, shape.regression, iteration, path
     )
 
 
@@ -146,9 +137,7 @@ def image_preprocessing(
             of metadist, torch.optim and torchvision.transforms.v2 are imported.
 
     Returns:
-        The preprocessing; None if the inputs are not square images with one or three channels, or
-        if a dataset of the user's own prepares them by an `inputs` of its own or by a normalization
-        that is no option.
+        The preprocessing; None if the inputs are not square images with one or three channels.
 
     Raises:
         UserError: the checkpoint names a class that is not trusted.
@@ -156,15 +145,12 @@ def image_preprocessing(
     dataset = saved.configuration.get("dataset")
     if not isinstance(dataset, Mapping) or not ImagePreprocessing.supports(saved.input_shape):
         return None
-    locate, node = _locate(trust_code), dataset.get("normalize")
-    dataset_class = locate(str(dataset.get("_target_")), "dataset")
-    normalize = instantiate(node, "dataset.normalize", locate=locate) if node else Normalize()
-    configured = {} if normalize.is_identity else normalize.protocol()
-    own_inputs = getattr(dataset_class, "inputs", ImageClasses.inputs) is not ImageClasses.inputs
-    if own_inputs or str(saved.protocol.get("normalize", configured)) != str(configured):
-        return None
-    inverted = bool(getattr(dataset_class, "inverted", False))
-    return ImagePreprocessing(saved.input_shape, inverted, normalize)
+    locate, normalize = _locate(trust_code), dataset.get("normalize")
+    return ImagePreprocessing(
+        saved.input_shape,
+        bool(getattr(locate(str(dataset.get("_target_")), "dataset"), "inverted", False)),
+        instantiate(normalize, "dataset.normalize", locate=locate) if normalize else Normalize(),
+    )
 
 
 def load_experiment(

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import types
 from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal, TypeVar
@@ -62,6 +63,7 @@ def module_clone(
 
     modules: dict[int, Any] = {}
     clone = _clone(module, parameter, buffer, modules, {})
+    dynamo = sys.modules.get("torch._dynamo")
     for submodule in modules.values():
         attributes = vars(submodule)
         for name, value in attributes.items():
@@ -71,8 +73,8 @@ def module_clone(
                         value[key] = _replace_modules(hook, modules)
             elif type(value) not in _CONSTANTS and name not in _CONTENTS:
                 attributes[name] = _replace_modules(value, modules)
-        if "_orig_mod" in submodule._modules:  # of torch.compile: its `forward` calls the original
-            submodule.__setstate__(submodule.__getstate__())
+        if dynamo is not None and isinstance(submodule, dynamo.OptimizedModule):
+            submodule.__setstate__(submodule.__getstate__())  # its `forward` calls the original
     return clone
 
 
@@ -105,6 +107,7 @@ def _clone(
         return modules[id(module)]
     clone = modules[id(module)] = module.__new__(type(module))
     attributes = clone.__dict__ = module.__dict__.copy()
+    attributes.pop("_compiled_call_impl", None)  # of `Module.compile`: it calls the original
     for name in _HOOKS:
         if name in attributes:
             attributes[name] = attributes[name].copy()

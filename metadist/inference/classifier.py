@@ -84,8 +84,7 @@ class FewShotClassifier:
                 weights file written by `metadist export`; or the name of pretrained weights, such
                 as "maml_omniglot_5w1s_cosine"; see `metadist.training.pretrained`.
             preprocess: see the class. Default: `metadist.tasks.ImagePreprocessing` with the image
-                size, channels, inversion and normalization of the run's dataset, unless it prepares
-                images in its own way; see `metadist.config.image_preprocessing`.
+                size, channels, inversion and normalization of the run's dataset.
             batch_statistics: see the class.
             device: the learner's device; see `metadist.training.resolve_device`.
             trust_code: whether any class that the checkpoint names may be built, such as your own

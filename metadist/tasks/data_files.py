@@ -92,9 +92,13 @@ def download(
 
 def download_failure(error: Exception) -> str:
     """Why a download failed, in one line; requests describes a lost connection in several."""
-    import requests  # takes time to import
+    from requests import exceptions  # takes time to import
 
-    if isinstance(error, requests.ConnectionError | requests.Timeout):
+    if isinstance(error, exceptions.ProxyError):
+        return "the connection to the proxy failed"
+    if isinstance(error, exceptions.ConnectionError | exceptions.Timeout) and not isinstance(
+        error, exceptions.SSLError
+    ):
         host = urlsplit(str(error.request.url)).hostname if error.request else "the server"
         return f"the connection to {host} failed"
     return one_line(error)

@@ -25,7 +25,8 @@ class TaskDataset(Protocol):
     - `episodes_on(device, generators, split, ways, shots, queries)`: the same on a GPU, or None.
     - `describe(generator, split, ways, shots, queries)`: the `EpisodeDescription` of the task that
       `episode` samples with the generator, or None.
-    - `skip_small_classes`: whether classes with too few examples are left out.
+    - `skip_small_classes`: whether classes with too few examples are left out; with it
+      `without_small_classes`, which says in messages how to leave them out.
     """
 
     input_shape: tuple[int, ...]

@@ -5,6 +5,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,8 @@ def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, st
 
 def _equal(first: str | None, second: str | None) -> bool:
     """Whether two texts are equal, or the same number, as 1 and 1.0 are."""
-    with contextlib.suppress(TypeError, ValueError):
-        return first == second or float(first or "") == float(second or "")
+    with contextlib.suppress(InvalidOperation):
+        return first == second or Decimal(first or "") == Decimal(second or "")
     return False
 
 

@@ -36,6 +36,15 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
             ["launcher.nproc_per_node=2"],
             "is not a key of the chosen launcher, but of launcher=torchrun: add this option.",
         ),
+        (["algorithm=prototypical", "algorithm.inner_steps=3"], "of algorithm=anil or fomaml or "),
+        (
+            [f"dataset._target_={__name__}.Anything", "dataset.root=DIR"],
+            "write +dataset.root=VALUE to add it.",
+        ),
+        (
+            [*("+logger.mine._target_=a.B", "logger.wandb.mode=online")],
+            "logger=wandb: add 'logger=[console,tensorboard,wandb]'.",
+        ),
         (["model.name=vit"], "chosen model, but of model=timm or torchvision: add one of these."),
         (["logger.wandb.mode=online"], "logger=wandb: add 'logger=[console,tensorboard,wandb]'."),
         (["logger=console,wandb"], "write 'logger=[console,wandb]' for all of them in one run."),

@@ -262,6 +262,10 @@ def test_a_compiled_clone_computes_with_its_own_tensors(by):
     clone.get_submodule("0._orig_mod")._parameters["weight"] = torch.full((1, 2), 100.0)
     assert clone(torch.ones(1, 2)).item() == 200.0
     assert layer(torch.ones(1, 2)).item() != 200.0
+    layer.compile(backend="eager")
+    clone = todist.module_clone(layer, by=by)
+    clone._parameters["weight"] = torch.full((1, 2), 100.0)
+    assert clone(torch.ones(1, 2)).item() == 200.0
 
 
 class Listed(nn.Module):

@@ -51,7 +51,11 @@ def test_a_program_ends_with_a_call_that_does_not(worker):
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=90) for rank in ranks]
+    try:
+        outputs = [rank.communicate(timeout=90) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [out for out, _ in outputs] == ["not waited for\ndone\n", "done\n"]
     assert "a call to this process still runs; its result is dropped" in outputs[worker][1]
     error = "error: a call to this process has not ended, and is ended now."

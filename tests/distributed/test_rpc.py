@@ -17,6 +17,7 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 from worlds import RankFailed, run_world
 
 import metadist as todist
+from metadist.deadlines import wait_until
 from metadist.distributed.rendezvous import wait_for_keys
 from metadist.distributed.responses import RemoteFailure
 from metadist.distributed.rpc import CALL_TIMEOUT, backend_options
@@ -184,16 +185,18 @@ def test_an_error_on_one_rank_ends_all():
 
 
 @todist.auto_init_rpc()
-def exit_on_one(status: int | None) -> int:
+def exit_on_one(status: int | None, exits: str) -> int:
     if todist.get_rank() == 1:
+        Path(exits).touch()
         sys.exit(status)
-    time.sleep(0.5)
+    wait_until(Path(exits).exists, 30.0, pause=0.01)
+    time.sleep(0.2)
     return todist.remote_sync_call(todist.get_rank, partitioner=1)
 
 
 @pytest.mark.parametrize("status", [0, None])
-def test_sys_exit_without_an_error_ends_the_main_function_like_a_return(status):
-    zero, one = run_world(exit_on_one, 2, status, may_fail=True)
+def test_sys_exit_without_an_error_ends_the_main_function_like_a_return(status, tmp_path):
+    zero, one = run_world(exit_on_one, 2, status, str(tmp_path / "exits"), may_fail=True)
     assert zero == 1 and "SystemExit" in str(one)
 
 

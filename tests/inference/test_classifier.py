@@ -118,29 +118,6 @@ def test_queries_are_prepared_as_they_are_predicted(maml):
     np.testing.assert_allclose(found[: len(query)], classifier.predict_proba(query), atol=1e-6)
 
 
-class CentredGlyphs(Glyphs):
-    """A dataset whose normalization is no option."""
-
-    def __init__(self, **options):
-        super().__init__(**options | {"normalize": Normalize([0.5])})
-
-
-class HalvedGlyphs(Glyphs):
-    """A dataset that prepares images in its own way."""
-
-    def inputs(self, pixels, split, generator):
-        return super().inputs(pixels, split, generator) / 2
-
-
-@pytest.mark.parametrize("dataset", [CentredGlyphs, HalvedGlyphs])
-def test_images_of_a_dataset_with_its_own_preparation_need_a_preprocessing(tmp_path, dataset):
-    own = (f"dataset._target_={__name__}.{dataset.__name__}", "trainer.iterations=1")
-    run_world(trained, 1, tmp_path, *own)
-    classifier = FewShotClassifier.load(tmp_path, trust_code=True)
-    with pytest.raises(UserError, match="cannot be prepared without preprocess"):
-        classifier.fit(PIXELS[:2, 0], [0, 1])
-
-
 def test_another_preprocessing_can_be_given(maml):
     support, labels, query, _ = task()
     prepare = ImagePreprocessing((1, 28, 28), inverted=True, normalize=Normalize([0.1]))

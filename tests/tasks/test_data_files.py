@@ -8,12 +8,14 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from requests import exceptions
 
 from metadist.errors import UserError
 from metadist.tasks import data_files
 from metadist.tasks.data_files import (
     decode_image,
     download,
+    download_failure,
     fingerprint,
     resize_image,
 )
@@ -160,3 +162,16 @@ def test_a_file_is_downloaded_once_and_without_a_progress_bar(tmp_path, monkeypa
         download(target, lambda md5=md5: ("https://a", md5), "A", "put it there")
         assert target.read_text() == "https://a md5:first"
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (exceptions.ConnectTimeout("long"), "the connection to the server failed"),
+        (exceptions.ProxyError("long"), "the connection to the proxy failed"),
+        (exceptions.SSLError("certificate verify failed"), "certificate verify failed"),
+        (exceptions.HTTPError("404"), "404"),
+    ],
+)
+def test_why_a_download_failed(error, reason):
+    assert download_failure(error) == reason

@@ -206,7 +206,7 @@ EARLY = (
 @pytest.mark.parametrize(
     ("strategy", "size", "after"),
     [
-        pytest.param("local", 1, "iteration 3", marks=pytest.mark.slow),
+        ("local", 1, "validation 6"),
         pytest.param("rpc", 2, "iteration 6", marks=pytest.mark.slow),
         pytest.param("rpc", 2, "validation 6", marks=pytest.mark.slow),
         pytest.param("allreduce", 2, "iteration 3", marks=pytest.mark.slow),

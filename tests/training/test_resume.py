@@ -380,14 +380,20 @@ def test_the_validation_of_an_earlier_state_is_not_that_of_the_tested_one(tmp_pa
     assert results["iterations"] == 6 and "validation_accuracy" not in results
 
 
-def raising_after(directory: str, iteration: int, *overrides: str) -> None:
-    """Train until an error at the end of an iteration."""
+class Raises(Callback):
+    """Saves iteration 1, makes iteration 4 the best one, and fails in iteration 6."""
 
-    class Raises(Callback):
-        def on_iteration_end(self, trainer, output):
-            if trainer.state.iteration == iteration:
-                raise RuntimeError("on purpose")
+    def on_iteration_end(self, trainer, output):
+        iteration = trainer.state.iteration
+        if iteration == 1:
+            trainer.save_checkpoint()
+        if iteration == 4:
+            trainer.state.best = {}
+        if iteration == 6:
+            raise RuntimeError("on purpose")
 
+
+def raising(directory: str, *overrides: str) -> None:
     x = build(directory, *overrides)
     x.callbacks = {"raises": Raises()}
     with pytest.raises(RuntimeError, match="on purpose"):
@@ -395,16 +401,17 @@ def raising_after(directory: str, iteration: int, *overrides: str) -> None:
 
 
 def test_a_best_checkpoint_that_is_the_newest_one_is_resumed_from(tmp_path):
-    options = ("strategy=local", "trainer.checkpoint_every=0", "trainer.eval_every=1")
-    run_world(train, 1, str(tmp_path), *options, "trainer.iterations=1")
-    more = (*options, "trainer.iterations=8", "resume=auto")
-    run_world(raising_after, 1, str(tmp_path), 8, *more)
-    saved = Checkpoints(tmp_path)
-    newest = saved.bests()[-1][0]
-    assert newest > saved.iterations()[-1][0] == 1
-    x = build(tmp_path, *more)
-    assert x.state.iteration == newest
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    few = ("trainer.checkpoint_every=0", "trainer.eval_every=1", "trainer.iterations=8")
+    options = ("strategy=local", *few, "resume=auto")
+    run_world(train, 1, str(whole), *options)
+    run_world(raising, 1, str(parts), *options)
+    saved = Checkpoints(parts)
+    assert [iteration for iteration, _ in saved.iterations()] == [1]
+    assert build(parts, *options).state.iteration == saved.bests()[-1][0] >= 4
+    run_world(train, 1, str(parts), *options)
     assert not list(saved.directory.glob("*.superseded"))
+    assert without_times(records(parts)) == without_times(records(whole))
 
 
 def test_a_number_may_be_written_in_another_way(tmp_path):
@@ -414,3 +421,10 @@ def test_a_number_may_be_written_in_another_way(tmp_path):
     assert build(tmp_path, *again).state.iteration == 4
     with pytest.raises(UserError, match=r"algorithm\.inner_lr was 1 there and is 1\.5 now"):
         build(tmp_path, *again, "algorithm.inner_lr=1.5")
+
+
+def test_large_seeds_are_compared_exactly(tmp_path):
+    options = ("strategy=local", "trainer.iterations=1", "resume=auto")
+    run_world(train, 1, str(tmp_path), *options, f"seed={2**53}")
+    with pytest.raises(UserError, match=r"seed was 9007199254740992 there"):
+        build(tmp_path, *options, f"seed={2**53 + 1}")
