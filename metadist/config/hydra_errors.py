@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from hydra.errors import (
@@ -188,14 +188,12 @@ def _options_with(group: str, key: str) -> list[str]:
     if group not in Settings.model_fields:
         return []
     folder = files("metadist.conf").joinpath(group)
-    nodes = {
-        name: cast(
-            dict[str, Any], yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text()) or {}
-        )
+    nodes: dict[str, dict[str, Any]] = {
+        name: yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text()) or {}
         for name in _group_options(_CONF, group)
     }
 
-    def has(name: Any) -> bool:
+    def has(name: Any) -> bool:  # entries of a defaults list may be dictionaries
         node = nodes.get(name, {}) if isinstance(name, str) else {}
         return key in node or any(map(has, node.get("defaults", ())))
 
@@ -251,8 +249,9 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:
         return f"{key} is not in conf/, but it is an option: write {names[name]}=VALUE to set it."
-    own = not str(node.get("_target_") or "metadist.").startswith(("metadist.", "torch."))
-    if not own and not kwargs and (others := _options_with(path, name)):
+    target = node.get("_target_")  # None in the groups of loggers and callbacks
+    is_own_class = target and not str(target).startswith(("metadist.", "torch."))
+    if not is_own_class and not kwargs and (others := _options_with(path, name)):
         advice = "add this option" if len(others) == 1 else "add one of these"
         if path in _LISTS:
             chosen = [option for option in _group_options(_CONF, path) if option in node]
