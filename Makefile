@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One thread per worker: results do not depend on the number of workers (see docs/strategies.md).
 export OMP_NUM_THREADS ?= 1
+# Without files of bytecode, each of the tests' processes would compile the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow faults fuzz benchmark scaling overhead gpu reproduce docs lint format clean
