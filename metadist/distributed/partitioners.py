@@ -198,7 +198,7 @@ def dim_partitioner(
 
     Raises:
         UserError: `dim` is no integer, `keepdim` is False without `exclusive`, or `workers` is
-            empty.
+            empty or a text.
     """
     if not isinstance(dim, int):
         raise UserError(
@@ -208,6 +208,10 @@ def dim_partitioner(
         raise UserError(
             "dim_partitioner(keepdim=False) needs exclusive=True: "
             "a shard of several items cannot lose their dimension."
+        )
+    if isinstance(workers, str):
+        raise UserError(
+            f"dim_partitioner(workers={workers!r}) needs a list: write workers=[{workers!r}]."
         )
     worker_ids = None if workers is None else tuple(workers)
     if worker_ids == ():

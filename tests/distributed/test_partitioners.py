@@ -150,6 +150,7 @@ def test_impossible_options_are_refused_in_one_line():
     for make in (
         lambda: todist.dim_partitioner(0, keepdim=False),
         lambda: todist.dim_partitioner(0, workers=[]),
+        lambda: todist.dim_partitioner(0, workers="worker1"),
         lambda: todist.dim_partitioner("0"),
     ):
         with pytest.raises(todist.UserError) as caught:
