@@ -1,5 +1,7 @@
 """Shrunken experiments: the real configuration with small numbers."""
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,11 @@ SMALL = [
 
 def compose(*overrides: str, name: str = "maml") -> DictConfig:
     """The composed configuration of an experiment, with `overrides` alone."""
+    return copy.deepcopy(_composed(overrides, name))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...], name: str) -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         configuration = hydra.compose(name, list(overrides))
     with open_dict(configuration):
@@ -55,6 +62,17 @@ def build(
 def train(directory: str, *overrides: str, name: str = "maml") -> dict[str, Any]:
     """Build and run a shrunken experiment on this rank; its results."""
     return Trainer(build(directory, *overrides, name=name)).run()
+
+
+def train_world(size: int, directory: Path, *overrides: str, **world: Any) -> list[Any]:
+    """Run a shrunken experiment, composed once, in a world; the results of each rank."""
+    configuration = compose(*SMALL, *overrides)
+    return run_world(train_composed, size, directory, configuration, **world)
+
+
+def train_composed(directory: Path, configuration: DictConfig) -> dict[str, Any]:
+    """Build and run a composed experiment on this rank; its results."""
+    return Trainer(build_experiment(configuration, directory, "maml")).run()
 
 
 def finished_run(directory: Path, *overrides: str) -> Path:
