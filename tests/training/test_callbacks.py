@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import run_command
-from omegaconf import OmegaConf
-from tiny import SMALL, build, compose, records, train, without_times
+from omegaconf import DictConfig, OmegaConf
+from tiny import SMALL, build, compose, records, train, train_world, without_times
 from worlds import RankFailed, run_world
 
-from metadist.config import load_learner
+from metadist.config import build_experiment, load_learner
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.inference import evaluate_run
@@ -104,7 +104,7 @@ def run(size: int, directory: Path, *overrides: str) -> list:
     """Train in this process, or in a world; the results of each rank."""
     if size == 1:
         return [train(str(directory), *overrides)]
-    return run_world(train, size, str(directory), *overrides)
+    return train_world(size, directory, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -126,40 +126,50 @@ def mine(name: str) -> str:
     return f"+callbacks.mine._target_={__name__}.{name}"
 
 
-@pytest.mark.parametrize(("strategy", "size"), STRATEGIES)
-def test_hooks_are_called_in_order_on_every_driver(tmp_path, strategy, size):
-    results = run(size, tmp_path, f"strategy={strategy}", mine("Recorder"))
-    for rank, found in enumerate(results):
-        if rank and strategy == "rpc":
-            assert found == {}
-            continue
-        best = [call for call in found["calls"] if call.startswith("best")]
-        assert best[0] == "best-00000002.pt"
-        assert [call for call in found["calls"] if call not in best] == [
-            "start 0",
-            "iteration 1",
-            "iteration 2",
-            "validation 2",
-            "iteration-00000002.pt",
-            "iteration 3",
-            "iteration 4",
-            "validation 4",
-            "iteration-00000004.pt",
-            "test",
-        ]
-    assert read_results(tmp_path)["calls"] == results[0]["calls"]
+def without_best(calls: list[str]) -> list[str]:
+    return [call for call in calls if not call.startswith("best")]
+
+
+def test_hooks_are_called_in_order(tmp_path):
+    calls = train(str(tmp_path), "strategy=local", mine("Recorder"))["calls"]
+    assert next(call for call in calls if call.startswith("best")) == "best-00000002.pt"
+    assert without_best(calls) == [
+        "start 0",
+        "iteration 1",
+        "iteration 2",
+        "validation 2",
+        "iteration-00000002.pt",
+        "iteration 3",
+        "iteration 4",
+        "validation 4",
+        "iteration-00000004.pt",
+        "test",
+    ]
+    assert read_results(tmp_path)["calls"] == calls
 
 
 @pytest.mark.parametrize(("strategy", "size"), LOCAL_IS_SLOW)
 def test_a_callback_of_any_driver_stops_training(tmp_path, three, strategy, size):
     rank = size - 1 if strategy == "allreduce" else 0
     stop = ("+callbacks.mine.stop_at=3", f"+callbacks.mine.stop_rank={rank}")
-    results = run(size, tmp_path, f"strategy={strategy}", mine("Recorder"), *stop)[0]
+    results, *others = run(size, tmp_path, f"strategy={strategy}", mine("Recorder"), *stop)
     assert results["iterations"] == results["tested_iteration"] == 3
-    assert results["calls"][-3:-1] in (
-        ["validation 3", "iteration-00000003.pt"],
-        ["best-00000003.pt", "iteration-00000003.pt"],
-    )
+    assert "best-00000002.pt" in results["calls"]
+    assert without_best(results["calls"]) == [
+        "start 0",
+        "iteration 1",
+        "iteration 2",
+        "validation 2",
+        "iteration-00000002.pt",
+        "iteration 3",
+        "validation 3",
+        "iteration-00000003.pt",
+        "test",
+    ]
+    if strategy == "rpc":
+        assert others == [{}]
+    else:
+        assert all(other["calls"] == results["calls"] for other in others)
     # The state that is tested is that of three iterations.
     for name in ("test_accuracy", "test_loss", "train_loss", "validation_accuracy"):
         assert results[name] == three[name]
@@ -168,15 +178,15 @@ def test_a_callback_of_any_driver_stops_training(tmp_path, three, strategy, size
 def test_all_drivers_stop_after_a_validation_in_which_one_of_them_asks_for_it(tmp_path):
     stop = [f"+callbacks.mine.stop_{name}" for name in ("at=2", "rank=1", "in=validation")]
     options = ("strategy=allreduce", mine("Recorder"), *stop, "timeout_seconds=10")
-    results = run_world(train, 2, str(tmp_path), *options, timeout=30.0)
+    results = train_world(2, tmp_path, *options, timeout=30.0)
     assert [each["iterations"] for each in results] == [2, 2]
     assert results[0]["calls"][-2:] == ["iteration-00000002.pt", "test"]
 
 
-def interrupted(directory: str, after: str, *overrides: str) -> str:
+def interrupted(directory: Path, after: str, configuration: DictConfig) -> str:
     """Train, with a signal to this rank at a call of a hook."""
     kind, _, iteration = after.partition(" ")
-    x = build(directory, *overrides)
+    x = build_experiment(configuration, directory, "maml")
     log_metrics = x.logger.log_metrics
 
     def record_and_stop(line) -> None:
@@ -199,33 +209,45 @@ EARLY = (
     "callbacks.early_stopping.min_delta=10",
     "callbacks.ema.decay=0.5",
     "trainer.iterations=12",
+    "trainer.eval_every=1",
 )
-"""Stops at the third validation, of iteration 6: no accuracy improves by 10."""
+"""Stops at the third validation: no accuracy improves by 10."""
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory) -> dict[str, Path]:
+    """The directories of runs that stop early, by their strategy."""
+    directories = {}
+    for strategy, size in STRATEGIES:
+        directories[strategy] = tmp_path_factory.mktemp(strategy)
+        run(size, directories[strategy], f"strategy={strategy}", *EARLY)
+    return directories
 
 
 @pytest.mark.parametrize(
     ("strategy", "size", "after"),
     [
-        ("local", 1, "validation 6"),
-        pytest.param("rpc", 2, "iteration 6", marks=pytest.mark.slow),
-        pytest.param("rpc", 2, "validation 6", marks=pytest.mark.slow),
-        pytest.param("allreduce", 2, "iteration 3", marks=pytest.mark.slow),
-        ("allreduce", 2, "iteration 6"),
+        ("local", 1, "validation 3"),
+        pytest.param("rpc", 2, "iteration 3", marks=pytest.mark.slow),
+        pytest.param("rpc", 2, "validation 3", marks=pytest.mark.slow),
+        pytest.param("allreduce", 2, "iteration 1", marks=pytest.mark.slow),
+        ("allreduce", 2, "iteration 3"),
     ],
 )
-def test_early_stopping_and_averaging_resume_with_the_same_bits(tmp_path, strategy, size, after):
+def test_early_stopping_and_averaging_resume_with_the_same_bits(
+    tmp_path, early, strategy, size, after
+):
     options = (f"strategy={strategy}", *EARLY)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(size, whole, *options)
-    message = run_world(interrupted, size, str(parts), after, *options)[0]
+    whole, parts = early[strategy], tmp_path / "parts"
+    message = run_world(interrupted, size, parts, after, compose(*SMALL, *options))[0]
     assert message.startswith("Interrupted: ")
     assert not (parts / "results.json").exists()
     run(size, parts, *options, "resume=auto")
-    assert read_results(parts)["iterations"] == read_results(whole)["iterations"] == 6
+    assert read_results(parts)["iterations"] == read_results(whole)["iterations"] == 3
     assert without_times(records(parts)) == without_times(records(whole))
     assert read_test_predictions(parts) == read_test_predictions(whole)
     left, right = (
-        read_checkpoint(directory / "checkpoints/iteration-00000006.pt")
+        read_checkpoint(directory / "checkpoints/iteration-00000003.pt")
         for directory in (whole, parts)
     )
     assert left["should_stop"] is right["should_stop"] is True
@@ -239,12 +261,9 @@ def test_early_stopping_and_averaging_resume_with_the_same_bits(tmp_path, strate
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_strategies_stop_and_average_alike(tmp_path):
-    for strategy, size in STRATEGIES:
-        run(size, tmp_path / strategy, f"strategy={strategy}", *EARLY)
-    local, rpc, allreduce = (tmp_path / strategy for strategy, _ in STRATEGIES)
-    assert read_test_predictions(local) == read_test_predictions(rpc)
-    assert read_test_predictions(local) == read_test_predictions(allreduce)
+def test_strategies_stop_and_average_alike(early):
+    local, rpc, allreduce = map(read_test_predictions, early.values())
+    assert local == rpc == allreduce
 
 
 @pytest.mark.parametrize("test_checkpoint", ["last", pytest.param("best", marks=pytest.mark.slow)])
@@ -294,7 +313,7 @@ def test_the_average_is_validated_tested_and_saved(tmp_path, plain, test_checkpo
 
 def test_running_statistics_are_averaged(tmp_path):
     options = ("strategy=local", "model.running_statistics=true", "callbacks=ema")
-    train(str(tmp_path), *options)
+    train(str(tmp_path), *options, "trainer.iterations=2", "trainer.eval_every=0")
     saved = read_checkpoint(Checkpoints(tmp_path).newest())
     name = next(name for name in saved["learner"] if name.endswith("running_mean"))
     assert not torch.equal(saved["learner"][name], saved["trained"]["learner"][name])
@@ -442,7 +461,7 @@ def test_a_callback_must_be_a_subclass(tmp_path):
 )
 def test_an_error_in_a_callback_keeps_its_traceback(tmp_path, strategy, size):
     options = (f"strategy={strategy}", mine("Failing"), "timeout_seconds=10")
-    outcomes = run_world(train, size, str(tmp_path), *options, may_fail=True)
+    outcomes = train_world(size, tmp_path, *options, may_fail=True)
     assert isinstance(outcomes[0], RankFailed)
     assert "ZeroDivisionError: in the user's callback" in str(outcomes[0])
     assert 'test_callbacks.py", line' in str(outcomes[0])
@@ -456,20 +475,16 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path):
 
 
 def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path, plain):
-    half = ("strategy=local", "trainer.iterations=2")
     whole = read_results(plain)
-    train(str(tmp_path / "left out"), *half, "callbacks=ema")
-    found = train(str(tmp_path / "left out"), "strategy=local", "resume=auto")
-    assert found["test_accuracy"] == whole["test_accuracy"]
-    assert found["train_loss"] == whole["train_loss"]
-    stopped = ("strategy=local", "+callbacks.mine.stop_at=2", mine("Recorder"))
-    assert train(str(tmp_path / "stopped"), *stopped)["iterations"] == 2
-    found = train(str(tmp_path / "stopped"), *stopped, "resume=auto", "trainer.eval_tasks=9")
+    stopped = ("strategy=local", "+callbacks.mine.stop_at=2", mine("Recorder"), "callbacks=ema")
+    assert train(str(tmp_path / "left out"), *stopped)["iterations"] == 2
+    found = train(str(tmp_path / "left out"), *stopped, "resume=auto", "trainer.eval_tasks=9")
     assert found["iterations"] == 2  # only the test was left
-    found = train(str(tmp_path / "stopped"), "strategy=local", "resume=auto")
-    assert (found["iterations"], found["train_loss"]) == (4, whole["train_loss"])
-    train(str(tmp_path / "added"), *half)
-    found = train(str(tmp_path / "added"), "strategy=local", "resume=auto", "callbacks=ema")
+    found = train(str(tmp_path / "left out"), "strategy=local", "resume=auto")
+    for name in ("iterations", "test_accuracy", "train_loss"):
+        assert found[name] == whole[name]
+    half = f"resume={plain}/checkpoints/iteration-00000002.pt"
+    found = train(str(tmp_path / "added"), "strategy=local", half, "callbacks=ema")
     assert found["train_loss"] == whole["train_loss"]
 
 
@@ -483,7 +498,7 @@ def test_the_group_is_chosen_with_and_without_a_plus(name):
 
 def test_integers_are_not_averaged(tmp_path):
     options = ("strategy=local", "algorithm=reptile", "callbacks=ema", "algorithm.inner_steps=2")
-    x = build(tmp_path, *options)
+    x = build(tmp_path, *options, "trainer.eval_every=0")
     Trainer(x).run()
     assert x.evaluated_learner is not x.learner
     assert x.evaluated_learner.step == x.learner.step == 8  # of four iterations
@@ -548,7 +563,7 @@ class CausalMask(MLP):
 @pytest.mark.parametrize(("strategy", "size"), ALLREDUCE_IS_SLOW)
 def test_infinite_elements_of_buffers_stay_or_become_finite(tmp_path, strategy, size):
     options = (f"strategy={strategy}", "callbacks=ema", f"model._target_={__name__}.CausalMask")
-    run_world(train, size, str(tmp_path), *options)
+    run(size, tmp_path, *options)
     saved = read_checkpoint(Checkpoints(tmp_path).newest())
     for contents in (saved["learner"], saved["trained"]["learner"]):
         assert contents["model.mask"].tolist() == [[0, -torch.inf], [0, 0]]
@@ -599,8 +614,8 @@ class FrozenLayers(MLP):
 @pytest.mark.parametrize(
     "options",
     [
-        ("freeze=3", "callbacks=ema", "callbacks.ema.decay=0.5"),
-        ("unfreeze=3", f"model._target_={__name__}.FrozenLayers"),
+        ("freeze=1", "callbacks=ema", "callbacks.ema.decay=0.5"),
+        ("unfreeze=1", f"model._target_={__name__}.FrozenLayers"),
     ],
 )
 def test_layers_that_are_frozen_or_not_resume_with_the_same_bits(tmp_path, options):
@@ -608,10 +623,10 @@ def test_layers_that_are_frozen_or_not_resume_with_the_same_bits(tmp_path, optio
     callback = f"+callbacks.change._target_={__name__}.FreezeAt"
     common = ("strategy=local", *others, callback, f"+callbacks.change.{change}")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(str(whole), *common, "trainer.iterations=8")
-    train(str(parts), *common, "trainer.iterations=6")
-    results = train(str(parts), *common, "trainer.iterations=8", "resume=auto")
-    assert without_times(records(parts)) == without_times(records(whole))
+    train(str(whole), *common)
+    results = train(str(parts), *common, f"resume={whole}/checkpoints/iteration-00000002.pt")
+    later = [line for line in records(whole) if line["iteration"] > 2]
+    assert len(later) == 3 and without_times(records(parts)) == without_times(later)
     assert results["test_loss"] == read_results(whole)["test_loss"]
 
 

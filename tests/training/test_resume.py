@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from omegaconf import DictConfig
 from PIL import Image
-from tiny import build, records, train, without_times
+from tiny import SMALL, build, compose, records, train, train_composed, train_world, without_times
 from torch import nn
 from worlds import run_world
 
+from metadist.config import build_experiment
 from metadist.errors import UserError
 from metadist.models import MLP
 from metadist.reports import read_results
@@ -64,9 +66,27 @@ HARD = (
 )
 
 
-def killed(directory: str, after: int, *overrides: str) -> None:
+TESTED_ONCE = ("trainer.eval_every=0", "trainer.eval_tasks=1")
+"""No validation, and a short test."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The directory of a finished run, for tests that do not change it."""
+    directory = tmp_path_factory.mktemp("finished")
+    train(str(directory), "strategy=local")
+    return directory
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    """A copy of the finished run."""
+    return shutil.copytree(finished, tmp_path / "copied")
+
+
+def killed(directory: Path, after: int, configuration: DictConfig) -> None:
     """Train, and be killed as iteration `after` is recorded, its checkpoint not yet written."""
-    x = build(directory, *overrides)
+    x = build_experiment(configuration, directory, "maml")
     log_metrics = x.logger.log_metrics
 
     def record_and_die(line) -> None:
@@ -84,79 +104,71 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 def test_killed_and_resumed_with_everything_that_could_differ(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_world(train, 1, str(whole), "strategy=local", *HARD)
+    train(str(whole), "strategy=local", *HARD)
+    resumed = compose(*SMALL, "strategy=local", "resume=auto", *HARD)
     for after in (1, 3, 4):  # before the first checkpoint too
-        run_world(
-            killed, 1, str(parts), after, "strategy=local", "resume=auto", *HARD, may_fail=True
-        )
-    run_world(train, 1, str(parts), "strategy=local", "resume=auto", *HARD)
+        run_world(killed, 1, parts, after, resumed, may_fail=True)
+    train(str(parts), "strategy=local", "resume=auto", *HARD)
     assert without_times(records(parts)) == without_times(records(whole))
     assert len({line["learning_rate"] for line in records(whole) if "train_loss" in line}) == 6
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(parts)[name])
     # The whole of it does not depend on the world either.
-    run_world(train, 2, str(tmp_path / "two"), "strategy=allreduce", *HARD)
+    train_world(2, tmp_path / "two", "strategy=allreduce", *HARD)
     assert without_times(records(tmp_path / "two")) == without_times(records(whole))
 
 
-def test_a_resumed_run_takes_as_long_as_its_parts(tmp_path):
-    train(str(tmp_path), "strategy=local", "trainer.iterations=2")
-    saved = Checkpoints(tmp_path).newest()
-    contents = read_checkpoint(saved)
+def test_a_resumed_run_takes_as_long_as_its_parts(finished, tmp_path):
+    contents = read_checkpoint(Checkpoints(finished).newest())
     assert contents["train_seconds"] < contents["wall_seconds"] < 600
+    saved = tmp_path / "saved.pt"
     write_checkpoint(saved, contents | {"wall_seconds": 5000.0})
-    results = train(str(tmp_path), "strategy=local", "trainer.iterations=2", f"resume={saved}")
+    results = train(str(tmp_path / "run"), "strategy=local", f"resume={saved}")
     assert 5000 < results["wall_seconds"] < 5600
 
 
-def test_resumed_with_another_world_size(tmp_path):
-    train(str(tmp_path / "a"), "strategy=local")
-    run_world(train, 2, str(tmp_path / "b"), "strategy=rpc", "trainer.iterations=2")
-    run_world(train, 3, str(tmp_path / "b"), "strategy=allreduce", "resume=auto")
-    for name, tensor in weights(tmp_path / "a").items():
-        torch.testing.assert_close(tensor, weights(tmp_path / "b")[name], rtol=1e-5, atol=1e-7)
+def test_resumed_with_another_world_size(finished, tmp_path):
+    train_world(2, tmp_path, "strategy=rpc", *TESTED_ONCE, "trainer.iterations=2")
+    train_world(3, tmp_path, "strategy=allreduce", *TESTED_ONCE, "resume=auto")
+    for name, tensor in weights(finished).items():
+        torch.testing.assert_close(tensor, weights(tmp_path)[name], rtol=1e-5, atol=1e-7)
 
 
-def resumed_with_warnings(directory: str, *overrides: str) -> list[str]:
+def resumed_with_warnings(directory: Path, configuration: DictConfig) -> list[str]:
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda entry: logged.append(entry.getMessage())
     logging.getLogger("metadist").addHandler(handler)
-    train(directory, *overrides)
+    train_composed(directory, configuration)
     return logged
 
 
-def test_a_corrupt_newest_checkpoint_is_renamed_and_the_one_before_is_used(tmp_path):
-    strategy, size = "allreduce", 2
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_world(train, size, str(whole), f"strategy={strategy}")
-    shutil.copytree(whole, parts)
-    folder = parts / "checkpoints"
+def test_a_corrupt_newest_checkpoint_is_renamed_and_the_one_before_is_used(finished, copied):
+    folder = copied / "checkpoints"
     newest = folder / "iteration-00000004.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
-    options = (f"strategy={strategy}", "resume=auto")
-    logged = run_world(resumed_with_warnings, size, str(parts), *options)
-    assert len(logged[0]) == 1 and "\n" not in logged[0][0]
-    assert "iteration-00000004.pt is corrupt: renamed" in logged[0][0]
-    assert all(not others for others in logged[1:])
+    resumed = compose(*SMALL, "strategy=allreduce", "resume=auto")
+    logged, others = run_world(resumed_with_warnings, 2, copied, resumed)
+    assert len(logged) == 1 and "\n" not in logged[0]
+    assert "iteration-00000004.pt is corrupt: renamed" in logged[0]
+    assert not others
     assert (folder / "iteration-00000004.pt.corrupt").exists()
-    assert without_times(records(parts)) == without_times(records(whole))
-    for name, tensor in weights(whole).items():
-        assert torch.equal(tensor, weights(parts)[name])
+    assert without_times(records(copied)) == without_times(records(finished))
+    for name, tensor in weights(finished).items():
+        assert torch.equal(tensor, weights(copied)[name])
 
 
-def test_the_best_is_used_when_all_others_are_corrupt_and_then_none(tmp_path):
-    run_world(train, 1, str(tmp_path), "strategy=local")
-    folder = tmp_path / "checkpoints"
+def test_the_best_is_used_when_all_others_are_corrupt_and_then_none(copied, caplog):
+    folder = copied / "checkpoints"
     for path in folder.glob("iteration-*.pt"):
         path.write_bytes(b"")
-    logged = run_world(resumed_with_warnings, 1, str(tmp_path), "strategy=local", "resume=auto")[0]
-    assert len(logged) == 2
-    assert len(records(tmp_path)) == 6
+    train(str(copied), "strategy=local", "resume=auto")
+    assert len(caplog.messages) == 2
+    assert len(records(copied)) == 6
     for path in folder.glob("*.pt"):
         path.write_bytes(b"")
-    (outcome,) = run_world(train, 1, str(tmp_path), "strategy=local", "resume=auto", may_fail=True)
-    assert "UserError: every checkpoint in" in str(outcome)
+    with pytest.raises(UserError, match="every checkpoint in"):
+        build(copied, "strategy=local", "resume=auto")
     assert not list(folder.glob("*.pt")) and len(list(folder.glob("*.corrupt*"))) > 3
 
 
@@ -185,7 +197,7 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_there(tmp_path):
     message = run_world(without_room, 1, str(tmp_path), *options)[0]
     assert message.startswith("UserError: the checkpoint") and "could not be written" in message
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-00000002.pt"]
-    run_world(train, 1, str(tmp_path), "resume=auto", *options)
+    train(str(tmp_path), "resume=auto", *options)
     assert [line["iteration"] for line in records(tmp_path)] == [1, 2, 3, 4]
 
 
@@ -198,7 +210,7 @@ def test_other_data_are_refused(tmp_path):
     options = (
         *("dataset=folder", f"dataset.root={tmp_path / 'data'}", "dataset.channels=1"),
         *("dataset.size=28", "task.ways=2", "task.queries=1", "trainer.iterations=2"),
-        "strategy=local",
+        *("strategy=local", *TESTED_ONCE),
     )
 
     def run(*more: str) -> None:
@@ -215,42 +227,39 @@ def test_other_data_are_refused(tmp_path):
         run("trainer.iterations=4", "resume=auto")
 
 
-def test_a_finished_run_that_another_directory_resumes_is_saved_there(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    results = train(str(first), "strategy=local")
-    saved = Checkpoints(first).newest()
-    again = train(str(second), "strategy=local", f"resume={saved}")
-    assert again["test_accuracy"] == results["test_accuracy"]
-    for name, tensor in weights(first).items():
-        assert torch.equal(tensor, weights(second)[name])
+def test_a_finished_run_that_another_directory_resumes_is_saved_there(finished, tmp_path):
+    again = train(str(tmp_path), "strategy=local", f"resume={Checkpoints(finished).newest()}")
+    assert again["test_accuracy"] == read_results(finished)["test_accuracy"]
+    for name, tensor in weights(finished).items():
+        assert torch.equal(tensor, weights(tmp_path)[name])
 
 
-def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(tmp_path):
-    options = ("strategy=local", "trainer.test_checkpoint=best")
-    first, other = tmp_path / "first", tmp_path / "other"
-    results = train(str(first), *options)
-    train(str(other), *options, "seed=1")
-    best = Checkpoints(first).best
-    for number in (2, 4):  # the other run has a best of every iteration
-        path = Checkpoints(other).best_path(number)
-        write_checkpoint(path, read_checkpoint(Checkpoints(other).best))
-    saved = Checkpoints(first).newest()
-    again = train(str(other), *options, f"resume={saved}")
-    assert again["test_accuracy"] == results["test_accuracy"]
-    assert again["test_loss"] == results["test_loss"]
-    found = read_checkpoint(Checkpoints(other).best_path(again["tested_iteration"]))
-    for name, tensor in read_checkpoint(best)["learner"].items():
+BEST = ("strategy=local", "trainer.test_checkpoint=best")
+
+
+def test_the_best_of_the_resumed_run_is_tested_not_that_of_the_directory(finished, tmp_path):
+    resume = f"resume={Checkpoints(finished).newest()}"
+    best = read_checkpoint(Checkpoints(finished).best)
+    expected = train(str(tmp_path / "expected"), *BEST, resume)
+    other = Checkpoints(tmp_path / "other")
+    other.directory.mkdir(parents=True)
+    for number in (2, 4):  # another run has a best of every iteration
+        learner = {name: tensor + 1 for name, tensor in best["learner"].items()}
+        write_checkpoint(other.best_path(number), best | {"learner": learner})
+    again = train(str(tmp_path / "other"), *BEST, resume)
+    assert again["test_accuracy"] == expected["test_accuracy"]
+    assert again["test_loss"] == expected["test_loss"]
+    found = read_checkpoint(other.best_path(again["tested_iteration"]))
+    for name, tensor in best["learner"].items():
         assert torch.equal(tensor, found["learner"][name])
 
 
-def test_the_best_of_another_run_in_the_directory_is_not_lost(tmp_path):
-    options = ("strategy=local", "trainer.test_checkpoint=best")
-    train(str(tmp_path / "first"), *options)
-    saved = Checkpoints(tmp_path / "first")
-    other = tmp_path / "other" / "checkpoints" / saved.best.name
-    other.parent.mkdir(parents=True)
+def test_the_best_of_another_run_in_the_directory_is_not_lost(finished, tmp_path):
+    saved = Checkpoints(finished)
+    other = tmp_path / "checkpoints" / saved.best.name
+    other.parent.mkdir()
     write_checkpoint(other, {"mine": 1})
-    build(tmp_path / "other", *options, f"resume={saved.newest()}")
+    build(tmp_path, *BEST, f"resume={saved.newest()}")
     assert read_checkpoint(other)["iteration"] == read_checkpoint(saved.best)["iteration"]
     assert read_checkpoint(other.with_name(f"{other.name}.superseded"))["mine"] == 1
 
@@ -277,7 +286,7 @@ class KeepsScalar(torch.optim.SGD):
 
 def test_numbers_of_numpy_in_a_callback_are_resumed(tmp_path):
     options = ("strategy=local", "+callbacks.mine._target_=test_resume.KeepsMean")
-    train(str(tmp_path), *options, "trainer.iterations=2")
+    train(str(tmp_path), *options, *TESTED_ONCE, "trainer.iterations=1")
     x = build(tmp_path, *options, "resume=auto")
     assert x.callbacks["mine"].state == {"mean": 1.5, "counts": {3: ("a", None)}}
 
@@ -285,8 +294,8 @@ def test_numbers_of_numpy_in_a_callback_are_resumed(tmp_path):
 def test_paths_of_a_callback_may_change_and_its_other_options_not(tmp_path):
     options = ("strategy=local", "+callbacks.mine._target_=test_resume.KeepsMean")
     file = f"+callbacks.mine.file={tmp_path}"
-    train(str(tmp_path), *options, f"{file}/a", "trainer.iterations=2")
-    assert build(tmp_path, *options, f"{file}/b", "resume=auto").state.iteration == 2
+    train(str(tmp_path), *options, *TESTED_ONCE, f"{file}/a", "trainer.iterations=1")
+    assert build(tmp_path, *options, f"{file}/b", "resume=auto").state.iteration == 1
     with pytest.raises(UserError, match=r"callbacks\.mine\.decay was 0\.5 there and is 0\.9 now"):
         build(tmp_path, *options, f"{file}/a", "+callbacks.mine.decay=0.9", "resume=auto")
 
@@ -314,19 +323,19 @@ class Scaled(MLP):
 def test_defaults_of_the_users_own_classes_are_recorded_and_compared(tmp_path, monkeypatch):
     options = ("strategy=local", f"model._target_={__name__}.Scaled")
     model = ("~model.filters", "~model.pooling", "~model.flatten", "~model.running_statistics")
-    options += (*model, "~model.dropout", "~model.native")
-    results = train(str(tmp_path), *options, "trainer.iterations=2")
+    options += (*model, "~model.dropout", "~model.native", *TESTED_ONCE)
+    results = train(str(tmp_path), *options, "trainer.iterations=1")
     assert results["method"]["model"] == {"name": "Scaled", "width": 4, "scale": 1.5}
     assert results["protocol"]["backbone"] == "Scaled, width=4, scale=1.5"
     saved = read_checkpoint(Checkpoints(tmp_path).newest())
     assert saved["configuration"]["model"]["scale"] == 1.5
-    again = (*options, "trainer.iterations=2", "resume=auto")
-    train(str(tmp_path), *again, "+model.scale=1.5", "+model.width=4")
+    again = (*options, "resume=auto")
+    build(tmp_path, *again, "+model.scale=1.5", "+model.width=4")
     with pytest.raises(UserError, match=r"model\.scale was 1\.5 there and is 2\.0 now"):
-        train(str(tmp_path), *again, "+model.scale=2.0")
+        build(tmp_path, *again, "+model.scale=2.0")
     monkeypatch.setattr(Scaled.__init__, "__defaults__", (4, 0.5, None))
     with pytest.raises(UserError, match=r"model\.scale was 1\.5 there and is 0\.5 now"):
-        train(str(tmp_path), *again)
+        build(tmp_path, *again)
     # A run of a version without the option is continued with its default.
     del saved["fingerprint"]["model.scale"]
     older = tmp_path / "older.pt"
@@ -336,11 +345,10 @@ def test_defaults_of_the_users_own_classes_are_recorded_and_compared(tmp_path, m
         build(tmp_path / "resumed", *options, f"resume={older}", "+model.scale=3.0")
 
 
-def test_a_profile_does_not_prevent_finishing_a_resumed_run(tmp_path, capsys):
-    train(str(tmp_path), "strategy=local")
+def test_a_profile_does_not_prevent_finishing_a_resumed_run(copied, capsys):
     options = ("strategy=local", "resume=auto", "trainer.profile=true", "trainer.iterations=5")
     options = (*options, "logger=console")
-    results = train(str(tmp_path), *options)
+    results = train(str(copied), *options)
     assert results["iterations"] == 5
     assert "no profile: it takes 6 outer steps, 1 are left" in capsys.readouterr().out
 
@@ -352,12 +360,11 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
     assert not Checkpoints(tmp_path).candidates()
 
 
-def test_from_the_directory_of_another_run(tmp_path):
-    train(str(tmp_path / "first"), "strategy=local")
-    longer = ("strategy=local", "trainer.iterations=6")
-    whole = train(str(tmp_path / "whole"), *longer)
-    resumed = train(str(tmp_path / "second"), *longer, f"resume={tmp_path / 'first'}")
-    assert (resumed["test_loss"], resumed["iterations"]) == (whole["test_loss"], 6)
+def test_from_the_directory_of_another_run(finished, tmp_path):
+    train(str(tmp_path / "first"), "strategy=local", "trainer.iterations=2")
+    resumed = train(str(tmp_path / "second"), "strategy=local", f"resume={tmp_path / 'first'}")
+    assert resumed["iterations"] == 4
+    assert resumed["test_loss"] == read_results(finished)["test_loss"]
     with pytest.raises(UserError, match="holds no checkpoint: give the directory of a run"):
         build(tmp_path / "third", "strategy=local", f"resume={tmp_path}")
     with pytest.raises(UserError, match=r"20241127 does not exist.* write 'resume=\"2024_11_27\"'"):
@@ -366,65 +373,56 @@ def test_from_the_directory_of_another_run(tmp_path):
         build(tmp_path / "third", "strategy=local", f"resume={tmp_path / 'none'}")
 
 
-def test_the_validation_of_an_earlier_state_is_not_that_of_the_tested_one(tmp_path):
-    train(str(tmp_path), "strategy=local")
-    assert "validation_accuracy" in read_results(tmp_path)
-    train(
-        str(tmp_path),
-        "strategy=local",
-        "resume=auto",
-        "trainer.iterations=6",
-        "trainer.eval_every=0",
-    )
-    results = read_results(tmp_path)
-    assert results["iterations"] == 6 and "validation_accuracy" not in results
+def test_the_validation_of_an_earlier_state_is_not_that_of_the_tested_one(copied):
+    assert "validation_accuracy" in read_results(copied)
+    more = ("trainer.iterations=5", "trainer.eval_every=0")
+    train(str(copied), "strategy=local", "resume=auto", *more)
+    results = read_results(copied)
+    assert results["iterations"] == 5 and "validation_accuracy" not in results
 
 
 class Raises(Callback):
-    """Saves iteration 1, makes iteration 4 the best one, and fails in iteration 6."""
+    """Saves iteration 1, makes iteration 2 the best one, and fails in iteration 4."""
 
     def on_iteration_end(self, trainer, output):
         iteration = trainer.state.iteration
         if iteration == 1:
             trainer.save_checkpoint()
-        if iteration == 4:
+        if iteration == 2:
             trainer.state.best = {}
-        if iteration == 6:
+        if iteration == 4:
             raise RuntimeError("on purpose")
-
-
-def raising(directory: str, *overrides: str) -> None:
-    x = build(directory, *overrides)
-    x.callbacks = {"raises": Raises()}
-    with pytest.raises(RuntimeError, match="on purpose"):
-        Trainer(x).run()
 
 
 def test_a_best_checkpoint_that_is_the_newest_one_is_resumed_from(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    few = ("trainer.checkpoint_every=0", "trainer.eval_every=1", "trainer.iterations=8")
+    few = ("trainer.checkpoint_every=0", "trainer.eval_every=1", "trainer.iterations=5")
     options = ("strategy=local", *few, "resume=auto")
-    run_world(train, 1, str(whole), *options)
-    run_world(raising, 1, str(parts), *options)
+    train(str(whole), *options)
+    x = build(parts, *options)
+    x.callbacks = {"raises": Raises()}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        Trainer(x).run()
     saved = Checkpoints(parts)
     assert [iteration for iteration, _ in saved.iterations()] == [1]
-    assert build(parts, *options).state.iteration == saved.bests()[-1][0] >= 4
-    run_world(train, 1, str(parts), *options)
+    assert build(parts, *options).state.iteration == saved.bests()[-1][0] >= 2
+    train(str(parts), *options)
     assert not list(saved.directory.glob("*.superseded"))
     assert without_times(records(parts)) == without_times(records(whole))
 
 
 def test_a_number_may_be_written_in_another_way(tmp_path):
     options = ("strategy=local", "scheduler=cosine", "resume=auto")
-    run_world(train, 1, str(tmp_path), *options, "trainer.iterations=4.0", "algorithm.inner_lr=1")
-    again = (*options, "trainer.iterations=4", "algorithm.inner_lr=1.0")
-    assert build(tmp_path, *again).state.iteration == 4
+    first = (*TESTED_ONCE, "trainer.iterations=1.0", "algorithm.inner_lr=1")
+    train(str(tmp_path), *options, *first)
+    again = (*options, "trainer.iterations=1", "algorithm.inner_lr=1.0")
+    assert build(tmp_path, *again).state.iteration == 1
     with pytest.raises(UserError, match=r"algorithm\.inner_lr was 1 there and is 1\.5 now"):
         build(tmp_path, *again, "algorithm.inner_lr=1.5")
 
 
 def test_large_seeds_are_compared_exactly(tmp_path):
-    options = ("strategy=local", "trainer.iterations=1", "resume=auto")
-    run_world(train, 1, str(tmp_path), *options, f"seed={2**53}")
+    options = ("strategy=local", *TESTED_ONCE, "trainer.iterations=1", "resume=auto")
+    train(str(tmp_path), *options, f"seed={2**53}")
     with pytest.raises(UserError, match=r"seed was 9007199254740992 there"):
         build(tmp_path, *options, f"seed={2**53 + 1}")

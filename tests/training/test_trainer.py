@@ -7,10 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import SMALL, build, compose, records, run_results, train, without_times
-from worlds import RankFailed, run_world
+from omegaconf import DictConfig
+from tiny import (
+    SMALL,
+    build,
+    compose,
+    records,
+    run_results,
+    train,
+    train_world,
+    without_times,
+)
+from worlds import run_world
 
 from metadist.config import build_experiment
+from metadist.errors import UserError
 from metadist.training import Interrupted, Trainer
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import read_checkpoint
@@ -40,8 +51,16 @@ PROTOCOL = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The directory of a finished run, for tests that do not change it."""
+    directory = tmp_path_factory.mktemp("whole")
+    train(str(directory), "strategy=local")
+    return directory
+
+
 def test_a_run_writes_the_listed_files(tmp_path):
-    run_world(train, 2, str(tmp_path), "trainer.report=true")
+    train_world(2, tmp_path, "trainer.report=true")
     results = run_results(tmp_path)
     assert results.keys() >= RESULTS
     assert results["protocol"].keys() >= PROTOCOL
@@ -111,9 +130,9 @@ def test_the_logged_rate_is_that_of_each_step(tmp_path, monkeypatch):
     assert results["tasks_per_second"] == pytest.approx(20 / 50)
 
 
-def interrupted(directory: str, after: int, *overrides: str) -> str:
+def interrupted(directory: Path, after: int, configuration: DictConfig) -> str:
     """Train, with a signal to every rank once rank zero has recorded iteration `after`."""
-    x = build(directory, *overrides)
+    x = build_experiment(configuration, directory, "maml")
     log_metrics = x.logger.log_metrics
 
     def record_and_stop(line) -> None:
@@ -137,67 +156,40 @@ def interrupted(directory: str, after: int, *overrides: str) -> str:
         *[pytest.param(*case, marks=pytest.mark.slow) for case in (("rpc", 2), ("allreduce", 1))],
     ],
 )
-def test_stopped_and_resumed_ends_as_if_it_had_not_been(tmp_path, strategy, after):
-    overrides, whole = (f"strategy={strategy}",), tmp_path / "whole"
-    run_world(train, 2, str(whole), *overrides)
-    last = "checkpoints/iteration-00000004.pt"
-    left = read_checkpoint(whole / last)["learner"]
-    parts = tmp_path / "parts"
-    message = run_world(interrupted, 2, str(parts), after, *overrides)[0]
+def test_stopped_and_resumed_ends_as_if_it_had_not_been(tmp_path, whole, strategy, after):
+    configuration = compose(*SMALL, f"strategy={strategy}")
+    message = run_world(interrupted, 2, tmp_path, after, configuration)[0]
     assert message.startswith("Interrupted: stopped at iteration") and "resume=auto" in message
-    assert not (parts / "results.json").exists()
-    run_world(train, 2, str(parts), "resume=auto", *overrides)
-    assert without_times(records(parts)) == without_times(records(whole))
-    right = read_checkpoint(parts / last)["learner"]
+    assert not (tmp_path / "results.json").exists()
+    train_world(2, tmp_path, "resume=auto", f"strategy={strategy}")
+    assert without_times(records(tmp_path)) == without_times(records(whole))
+    left, right = (
+        read_checkpoint(directory / "checkpoints/iteration-00000004.pt")["learner"]
+        for directory in (whole, tmp_path)
+    )
     assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
-def test_resume_auto_without_a_checkpoint_starts_anew(tmp_path):
-    run_world(train, 1, str(tmp_path), "resume=auto")
-    assert len(records(tmp_path)) == 6
+def test_resume_auto_without_a_checkpoint_starts_anew(tmp_path, whole):
+    train(str(tmp_path), "strategy=local", "resume=auto")
+    assert without_times(records(tmp_path)) == without_times(records(whole))
 
 
-def test_an_earlier_run_is_not_overwritten(tmp_path):
-    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
-    before = records(tmp_path)
-    (outcome,) = run_world(train, 1, str(tmp_path), may_fail=True)
-    assert isinstance(outcome, RankFailed) and "resume=auto" in str(outcome)
-    assert records(tmp_path) == before
+def test_an_earlier_run_is_not_overwritten(whole):
+    before = records(whole)
+    with pytest.raises(UserError, match="resume=auto"):
+        train(str(whole), "strategy=local")
+    assert records(whole) == before
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
-    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
+def test_a_checkpoint_that_does_not_fit_is_refused(whole):
     for override, message in (
-        ("model.filters=5", "another run: model.filters was 4"),
-        ("task.ways=4 seed=1", "another run: seed was 0 there and is 1 now, task.ways was 3"),
-        ("trainer.iterations=1", "more than trainer.iterations=1"),
+        ("model.filters=5", r"another run: model\.filters was 4"),
+        ("task.ways=4 seed=1", r"another run: seed was 0 there and is 1 now, task\.ways was 3"),
+        ("trainer.iterations=1", r"more than trainer\.iterations=1"),
     ):
-        options = ("resume=auto", *override.split())
-        (outcome,) = run_world(train, 1, str(tmp_path), *options, may_fail=True)
-        assert "UserError" in str(outcome) and message in str(outcome)
-
-
-def test_regression_is_evaluated_by_mse(tmp_path):
-    overrides = [
-        "dataset=sinusoid",
-        "model=mlp",
-        "model.hidden=[8]",
-        "model.batch_norm=false",
-        "task.shots=5",
-        "algorithm.inner_lr=0.01",
-        "trainer.report=true",
-    ]
-    run_world(train_sinusoid, 2, str(tmp_path), overrides)
-    results = run_results(tmp_path)
-    assert results["test_mse"] > 0 and "test_accuracy" not in results
-    assert (tmp_path / "test_tasks.png").exists()
-
-
-def train_sinusoid(directory: str, overrides: list[str]) -> None:
-    groups = ("++dataset.", "model.", "task.")
-    small = [item for item in SMALL if not item.startswith(groups)]
-    configuration = compose(*small, *overrides)
-    Trainer(build_experiment(configuration, Path(directory), "maml")).run()
+        with pytest.raises(UserError, match=message):
+            build(whole, "strategy=local", "resume=auto", *override.split())
 
 
 def test_supervised_training_counts_samples_and_says_what_is_measured(tmp_path, capsys):
