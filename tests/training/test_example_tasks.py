@@ -20,9 +20,11 @@ from metadist.tasks import SPLITS, FewShotTasks, ImageClasses, task_keys
 from metadist.training import Trainer
 from metadist.training.example_tasks import write_test_tasks
 
+SHORT = ("strategy=local", "trainer.iterations=1", "trainer.eval_every=0")
+
 
 def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
-    x = build(tmp_path, "strategy=local", "trainer.report=true", "trainer.eval_seed=9")
+    x = build(tmp_path, *SHORT, "trainer.report=true", "trainer.eval_seed=9")
     Trainer(x).run()
     records = read_test_predictions(tmp_path)
     content = json.loads((tmp_path / "test_tasks.json").read_text())
@@ -50,9 +52,7 @@ def test_images_are_those_of_the_hardest_and_the_median_tasks(tmp_path):
 def test_points_are_those_of_the_tasks(tmp_path):
     overrides = ["dataset=sinusoid", "model=mlp", "model.hidden=[8]", "model.batch_norm=false"]
     omit = ("++dataset", "model.filters", "task.ways")
-    x = build(
-        tmp_path, "strategy=local", "trainer.report=true", "callbacks=ema", *overrides, omit=omit
-    )
+    x = build(tmp_path, *SHORT, "trainer.report=true", "callbacks=ema", *overrides, omit=omit)
     Trainer(x).run()
     task = json.loads((tmp_path / "test_tasks.json").read_text())["hardest"][0]
     records = {each["task"]: each for each in read_test_predictions(tmp_path)}
@@ -78,7 +78,7 @@ def test_a_report_that_cannot_be_written_does_not_make_the_run_fail(
         raise error
 
     monkeypatch.setattr(run_report, "write_run_report", fail)
-    results = Trainer(build(tmp_path, "strategy=local", "trainer.report=true")).run()
+    results = Trainer(build(tmp_path, *SHORT, "trainer.report=true")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "results.json").exists()
     assert not (tmp_path / "report.html").exists()
     assert f"could not be made: {error} (metadist report {tmp_path} writes it later)" in caplog.text
@@ -89,16 +89,16 @@ def test_plots_that_cannot_be_drawn_do_not_make_the_run_fail(tmp_path, monkeypat
         raise ValueError("a defect")
 
     monkeypatch.setattr(plots, "plot_learning_curves", fail)
-    results = Trainer(build(tmp_path, "strategy=local", "trainer.report=true")).run()
+    results = Trainer(build(tmp_path, *SHORT, "trainer.report=true")).run()
     assert results["test_tasks"] == 7 and (tmp_path / "report.html").exists()
     assert "the run's plots could not be made: a defect" in caplog.text
 
 
 def test_plots_and_report_may_be_left_out_and_follow_on_resume(tmp_path):
-    Trainer(build(tmp_path, "strategy=local", "trainer.report=false")).run()
+    Trainer(build(tmp_path, *SHORT, "trainer.report=false")).run()
     files = {"learning_curves.png", "test_tasks.png", "test_tasks.json", "report.html"}
     assert not files & {path.name for path in tmp_path.iterdir()}
-    Trainer(build(tmp_path, "strategy=local", "trainer.report=true", "resume=auto")).run()
+    Trainer(build(tmp_path, *SHORT, "trainer.report=true", "resume=auto")).run()
     assert files <= {path.name for path in tmp_path.iterdir()}
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import build, records, train, without_times
+from tiny import build, records, train, train_world, without_times
 from torch import nn
-from worlds import run_world
 
 from metadist.algorithms import MAML, MAMLPlusPlus
 from metadist.errors import UserError
@@ -19,6 +18,8 @@ from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_ch
 from metadist.training.export import export_weights
 from metadist.training.initialization import initialize
 from metadist.training.pretrained import pretrained_weights
+
+SHORT = ("strategy=local", "trainer.iterations=1", "trainer.eval_every=0", "trainer.eval_tasks=1")
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +162,11 @@ def test_what_cannot_be_used_is_refused(source, tmp_path, overrides, message):
 def test_a_resumed_run_goes_on_from_its_own_checkpoint(source, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(source, copy)
-    options = ["strategy=local", f"init_from={copy}"]
+    options = ["strategy=local", "trainer.eval_tasks=1", f"init_from={copy}"]
     train(str(tmp_path / "run"), *options, "trainer.iterations=2")
     shutil.rmtree(copy)
     train(str(tmp_path / "run"), *options, "resume=auto")
-    train(str(tmp_path / "whole"), "strategy=local", f"init_from={source}")
+    train(str(tmp_path / "whole"), *options[:2], f"init_from={source}")
     resumed, whole = (without_times(records(tmp_path / name)) for name in ("run", "whole"))
     losses = [
         [line["train_loss"] for line in lines if "train_loss" in line] for lines in (resumed, whole)
@@ -174,23 +175,23 @@ def test_a_resumed_run_goes_on_from_its_own_checkpoint(source, tmp_path):
 
 
 def test_any_strategy_starts_with_the_same_weights(source, tmp_path):
-    train(str(tmp_path / "local"), f"init_from={source}", "strategy=local")
+    options = (*SHORT[1:], f"init_from={source}")
+    train(str(tmp_path / "local"), *options, "strategy=local")
     alone = without_times(records(tmp_path / "local"))
     for strategy in ("rpc", "allreduce"):
-        options = [f"init_from={source}", f"strategy={strategy}"]
-        run_world(train, 2, str(tmp_path / strategy), *options)
+        train_world(2, tmp_path / strategy, *options, f"strategy={strategy}")
         assert without_times(records(tmp_path / strategy)) == alone
 
 
 def test_the_count_of_iterations_is_not_loaded(tmp_path):
-    options = ("strategy=local", "algorithm=maml_plus_plus", "algorithm.inner_steps=2")
+    options = (*SHORT, "algorithm=maml_plus_plus", "algorithm.inner_steps=2")
     train(str(tmp_path / "first"), *options)
     x = build(tmp_path / "second", *options, f"init_from={tmp_path / 'first'}")
     assert x.learner.iteration == 0
 
 
 def test_moments_and_steps_of_reptiles_adam_are_loaded_together(tmp_path):
-    options = ("strategy=local", "algorithm=reptile", "trainer.iterations=2")
+    options = (*SHORT, "algorithm=reptile", "algorithm.eval_inner_steps=1")
     train(str(tmp_path / "first"), *options)
     for ways, loaded in ((3, True), (4, False)):
         more = (f"task.ways={ways}", f"init_from={tmp_path / 'first'}")
@@ -228,7 +229,7 @@ def test_buffers_are_loaded_beside_one_that_is_not_saved(tmp_path):
 
 
 def test_what_modules_save_beside_tensors_is_not_taken_over(tmp_path):
-    own = ["strategy=local", f"model._target_={__name__}.WithExtraState"]
+    own = [*SHORT, f"model._target_={__name__}.WithExtraState"]
     train(str(tmp_path / "first"), *own)
     x = build(tmp_path / "second", *own, f"init_from={tmp_path / 'first'}")
     saved = weights(tmp_path / "first")

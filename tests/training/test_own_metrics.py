@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tiny import build, records, train
-from worlds import run_world
+from tiny import build, records, train, train_world
 
 from metadist.algorithms import MAML
 from metadist.reports import read_results, read_test_predictions
 from metadist.training import Trainer
 
 CLASS = f"algorithm._target_={__name__}.MAMLWithConfidence"
+SHORT = (CLASS, "trainer.iterations=2", "trainer.eval_every=1")
 NAMES = ("confidence", "seen_after_hours")
 
 
@@ -28,29 +28,28 @@ class MAMLWithConfidence(MAML):
 def alone(tmp_path_factory) -> Path:
     """The directory of a run of one process."""
     directory = tmp_path_factory.mktemp("local")
-    train(str(directory), CLASS, "strategy=local")
+    train(str(directory), *SHORT, "strategy=local")
     return directory
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
 def test_an_own_metric_is_in_all_files_and_equal_for_every_strategy(tmp_path, alone, strategy):
-    run_world(train, 2, str(tmp_path / "world"), CLASS, f"strategy={strategy}")
-    world, local = read_results(tmp_path / "world"), read_results(alone)
-    tasks = read_test_predictions(tmp_path / "world")
+    train_world(2, tmp_path, *SHORT, f"strategy={strategy}")
+    world, local = read_results(tmp_path), read_results(alone)
+    tasks = read_test_predictions(tmp_path)
     assert local["method"]["algorithm"] == "MAMLWithConfidence"
     for name in NAMES:
         assert 1 / 3 <= world[f"test_{name}"] == local[f"test_{name}"] <= 1
         mean = sum(task[name] for task in tasks) / len(tasks)
         assert mean == pytest.approx(world[f"test_{name}"], rel=1e-12)
-        for split, count in (("train", 4), ("validation", 2)):
+        for split in ("train", "validation"):
             both = [
                 [line[f"{split}_{name}"] for line in records(directory) if f"{split}_loss" in line]
-                for directory in (tmp_path / "world", alone)
+                for directory in (tmp_path, alone)
             ]
-            assert both[0] == both[1] and len(both[0]) == count
+            assert both[0] == both[1] and len(both[0]) == 2
     assert not [name for name in world if name.startswith("test_confidence_")]
-    lines = records(tmp_path / "world")
-    assert not [name for line in lines for name in line if name.endswith("_before")]
+    assert not [name for line in records(tmp_path) for name in line if name.endswith("_before")]
 
 
 def test_an_own_metric_is_on_the_console_and_in_the_plots(tmp_path, capsys):

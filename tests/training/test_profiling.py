@@ -13,7 +13,10 @@ from metadist.training import Callback, Trainer
 from metadist.training.profiling import ACTIVE, WAIT, WARMUP
 
 STEPS = WAIT + WARMUP + ACTIVE
-QUICK = ("trainer.profile=true", f"trainer.iterations={STEPS}", "trainer.eval_every=0")
+QUICK = (
+    *("trainer.profile=true", f"trainer.iterations={STEPS}", "trainer.eval_every=0"),
+    *("trainer.eval_tasks=1", "trainer.checkpoint_every=0"),
+)
 
 
 def ranges_of(directory: Path, rank: int) -> list[tuple[str, float]]:

@@ -1,12 +1,15 @@
 """Comparability of results, and the test of the best checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from tiny import build, train
+from omegaconf import DictConfig
+from tiny import SMALL, build, compose, train
 from worlds import run_world
 
+from metadist.config import build_experiment
 from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
@@ -38,39 +41,16 @@ def test_runs_carry_what_they_differ_in(tmp_path):
     assert [run["method"]["model"]["pooling"] for run in (one, other)] == ["stride", "max"]
     expected = "Conv4, filters=4, pooling=stride, flatten=False, dropout=0.0"
     assert one["protocol"]["backbone"] == expected
-
-
-def test_the_width_of_the_network_is_part_of_the_protocol_and_the_kernels_are_not(tmp_path):
-    short = ["strategy=local", "trainer.iterations=1", "trainer.validation_tasks=1"]
-    one = train(str(tmp_path / "a"), *short)
-    wider = train(str(tmp_path / "b"), *short, "model.filters=5", "model.native=false")
+    # The width of the network is a difference, and the kernels are none.
+    wider = train(str(tmp_path / "c"), *short, "model.filters=5", "model.native=false")
     found = protocol_differences({"one": one["protocol"], "wider": wider["protocol"]})
     assert set(found) == {"backbone"}
     assert "native" not in found["backbone"]["wider"]
 
 
-def test_the_best_checkpoint_is_tested_when_asked_for(tmp_path):
-    run_world(best_and_last, 2, str(tmp_path), "allreduce")
-    last, best = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("last", "best"))
-    assert last["protocol"]["checkpoint"] == "last" and last["tested_iteration"] == 4
-    assert best["protocol"]["checkpoint"] == "best by validation"
-    assert best["tested_iteration"] == 2 == best["best_validation"]["iteration"]
-    # What a sweep goes by is the figure of the network that is tested.
-    chosen = best["best_validation"]["accuracy"]
-    assert best["validation_accuracy"] == chosen != last["validation_accuracy"]
-    assert best["iterations"] == 4 and best["test_loss"] != last["test_loss"]
-    # What the run goes on from is still its last state.
-    saved = read_checkpoint(tmp_path / "run/checkpoints/iteration-00000004.pt")
-    assert saved["iteration"] == 4
-    # A run that ended after the best iteration has the same test.
-    short = train(str(tmp_path / "short"), "strategy=local", "trainer.iterations=2")
-    assert short["test_loss"] == pytest.approx(best["test_loss"], rel=1e-6)
-
-
-def best_and_last(directory: str, strategy: str) -> None:
+def best_and_last(directory: Path, first: DictConfig, second: DictConfig) -> None:
     """A run whose validation is best at iteration 2, tested at the end and then at its best."""
-    overrides = (f"{directory}/run", f"strategy={strategy}")
-    x = build(*overrides)
+    x = build_experiment(first, directory / "run", "maml")
     log_metrics = x.logger.log_metrics
 
     def nothing_is_better(line) -> None:
@@ -80,15 +60,41 @@ def best_and_last(directory: str, strategy: str) -> None:
 
     x.logger.log_metrics = nothing_is_better
     last = Trainer(x).run()
-    best = Trainer(build(*overrides, "resume=auto", "trainer.test_checkpoint=best")).run()
+    best = Trainer(build_experiment(second, directory / "run", "maml")).run()
     if get_rank() == 0:
         for name, results in (("last", last), ("best", best)):
-            Path(f"{directory}/{name}.json").write_text(json.dumps(results), encoding="utf-8")
+            (directory / f"{name}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
-def test_the_tested_state_is_that_of_the_results(tmp_path):
-    run_world(best_and_last, 1, str(tmp_path), "local")
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def tested_twice(tmp_path_factory) -> Path:
+    """The directory in which `best_and_last` ran."""
+    directory = tmp_path_factory.mktemp("tested")
+    first = compose(*SMALL, "strategy=allreduce")
+    second = compose(*SMALL, "strategy=allreduce", "resume=auto", "trainer.test_checkpoint=best")
+    run_world(best_and_last, 2, directory, first, second)
+    return directory
+
+
+def test_the_best_checkpoint_is_tested_when_asked_for(tmp_path, tested_twice):
+    last, best = (json.loads((tested_twice / f"{n}.json").read_text()) for n in ("last", "best"))
+    assert last["protocol"]["checkpoint"] == "last" and last["tested_iteration"] == 4
+    assert best["protocol"]["checkpoint"] == "best by validation"
+    assert best["tested_iteration"] == 2 == best["best_validation"]["iteration"]
+    # What a sweep goes by is the figure of the network that is tested.
+    chosen = best["best_validation"]["accuracy"]
+    assert best["validation_accuracy"] == chosen != last["validation_accuracy"]
+    assert best["iterations"] == 4 and best["test_loss"] != last["test_loss"]
+    # What the run goes on from is still its last state.
+    saved = read_checkpoint(tested_twice / "run/checkpoints/iteration-00000004.pt")
+    assert saved["iteration"] == 4
+    # A run that ended after the best iteration has the same test.
+    short = train(str(tmp_path), "strategy=local", "trainer.iterations=2")
+    assert short["test_loss"] == pytest.approx(best["test_loss"], rel=1e-6)
+
+
+def test_the_tested_state_is_that_of_the_results(tmp_path, tested_twice):
+    run = shutil.copytree(tested_twice / "run", tmp_path / "run")
     path, contents = saved_state.tested_checkpoint(run)
     assert (path.name, contents["iteration"]) == ("best-00000002.pt", 2)  # tested again on resume
     export_weights(run, tmp_path / "weights.safetensors")
@@ -131,14 +137,14 @@ def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
 
 
 def test_a_stop_after_other_validation_tasks_is_withdrawn(tmp_path):
-    options = ("strategy=local", "callbacks=early_stopping", "trainer.iterations=6")
-    options = (*options, "callbacks.early_stopping.patience=1")
+    options = ("strategy=local", "callbacks=early_stopping", "trainer.iterations=3")
+    options = (*options, "callbacks.early_stopping.patience=1", "trainer.eval_every=1")
     never = "callbacks.early_stopping.min_delta=2.0"
-    assert train(str(tmp_path), *options, never)["iterations"] == 4
+    assert train(str(tmp_path), *options, never)["iterations"] == 2
     assert build(tmp_path, *options, never, "resume=auto").state.should_stop
     other = (*options, never, "resume=auto", "trainer.eval_seed=5")
     assert not build(tmp_path, *other).state.should_stop
-    assert train(str(tmp_path), *other)["iterations"] == 6
+    assert train(str(tmp_path), *other)["iterations"] == 3
 
 
 def test_the_best_of_no_validation_is_refused_before_any_work(tmp_path):

@@ -63,6 +63,7 @@ def validated(monkeypatch, directory, values: list[float], regression: bool) -> 
     return x, trainer, logger
 
 
+SHORT = ("trainer.meta_batch_size=1", "trainer.validation_tasks=1", "trainer.eval_tasks=1")
 NAN, INF = math.nan, math.inf
 
 
@@ -140,7 +141,7 @@ def test_a_validations_tasks_mean_and_interval_by_hand(tmp_path):
     ("every", "iterations", "expected"), [(2, 4, [2, 4]), (3, 4, [3, 4]), (9, 4, [4]), (0, 4, [])]
 )
 def test_when_validations_are_due(tmp_path, every, iterations, expected):
-    options = (f"trainer.eval_every={every}", f"trainer.iterations={iterations}")
+    options = (f"trainer.eval_every={every}", f"trainer.iterations={iterations}", *SHORT)
     Trainer(build(tmp_path, "strategy=local", "trainer.checkpoint_every=0", *options)).run()
     lines = records(tmp_path)
     assert [line["iteration"] for line in lines if "validation_loss" in line] == expected
@@ -150,7 +151,7 @@ def test_when_validations_are_due(tmp_path, every, iterations, expected):
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [2, 3, 4]), (2, [2, 4]), (3, [3, 4])])
 def test_when_checkpoints_are_due(tmp_path, every, expected):
-    options = ("trainer.eval_every=0", f"trainer.checkpoint_every={every}")
+    options = ("trainer.eval_every=0", f"trainer.checkpoint_every={every}", *SHORT)
     Trainer(build(tmp_path, "strategy=local", *options)).run()
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert saved == [f"iteration-{number:08d}.pt" for number in expected]  # at most three
@@ -287,6 +288,7 @@ def test_running_statistics_change_by_the_mean_over_tasks(tmp_path, reducer):
 def test_integer_buffers_count_iterations_if_weights_are_rounded(tmp_path, tasks):
     one_shard = ("+partition=batch", "reducer=sum", "reducer.of_items=false")
     options = ("algorithm=maml_plus_plus", "model=mlp", f"trainer.meta_batch_size={tasks}")
+    options = (*options, "algorithm.inner_steps=1", "model.hidden=[4]")
     x = build(tmp_path, "strategy=local", *one_shard, *options, omit=("model",))
     x.logger = Recorder()
     Trainer(x).train_step(1)
