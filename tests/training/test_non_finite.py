@@ -1,14 +1,17 @@
 """Numbers that go wrong: reported with iteration and task key under every strategy; the choice."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, records, run_results, train, without_times
+from omegaconf import DictConfig
+from tiny import SMALL, build, compose, records, run_results, train, without_times
 from worlds import run_world
 
 from metadist.algorithms import TaskResult
 from metadist.algorithms.learner import Learner
+from metadist.config import build_experiment
 from metadist.distributed import Shard
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
@@ -35,15 +38,24 @@ def put_nan_into_a_task(x) -> None:
     x.tasks.sample = sample_with_nan
 
 
-def with_a_nan_task(directory: str, choice: str, *overrides: str) -> str:
+def with_a_nan_task(directory: Path, configuration: DictConfig) -> str:
     """Train while one task of iteration 3 has a NaN; returns the run's messages."""
-    x = build(directory, f"trainer.on_non_finite={choice}", "logger=[jsonl,console]", *overrides)
+    x = build_experiment(configuration, directory, "maml")
     put_nan_into_a_task(x)
     try:
         Trainer(x).run()
     except UserError as error:
         return str(error)
     return "finished"
+
+
+def run(directory: Path, choice: str, strategy: str, size: int, *overrides: str) -> str:
+    """Train with a NaN in this process or in a world; the messages of the first rank."""
+    common = (f"trainer.on_non_finite={choice}", *strategy.split())
+    configuration = compose(*SMALL, *common, *overrides)
+    if size == 1:
+        return with_a_nan_task(directory, configuration)
+    return run_world(with_a_nan_task, size, directory, configuration, may_fail=True)[0]
 
 
 def strided(learner, batch: MetaBatch) -> list[Shard]:
@@ -71,15 +83,7 @@ OTHER_ORDER = (
 
 @pytest.mark.parametrize(("strategy", "size"), [*WORLDS, OTHER_ORDER])
 def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy, size):
-    messages = run_world(
-        with_a_nan_task,
-        size,
-        str(tmp_path),
-        "stop",
-        *ONLY_AT_THE_END,
-        *strategy.split(),
-        may_fail=True,
-    )[0]
+    messages = run(tmp_path, "stop", strategy, size, *ONLY_AT_THE_END, "logger=[jsonl,console]")
     assert "iteration 3: 1 of 5 tasks are not finite" in messages
     assert f"metadist replay {tmp_path} --key 0,train,3,2" in messages and "\n" not in messages
     newest = read_checkpoint(Checkpoints(tmp_path).newest())
@@ -92,27 +96,9 @@ def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy,
     assert last["non_finite"] == "0,train,3,2"
 
 
-@pytest.mark.parametrize(
-    ("choice", "done", "last"),
-    [
-        ("skip", "the step was skipped; look", None),
-        ("continue", "the step was taken all the same; look", "the test task with key 0,test,0,0"),
-    ],
-)
-def test_a_warning_says_what_was_done_and_which_tasks_are_not_finite_later(
-    tmp_path, caplog, choice, done, last
-):
-    options = (f"trainer.on_non_finite={choice}", "strategy=local")
-    x = build(tmp_path, *options)
-    x.logger = LoggerCollection([])
-    put_nan_into_a_task(x)
-    trainer = Trainer(x)
-    trainer.train()
-    trainer.test()
-    warnings = [text for text in caplog.messages if "iteration 3: 1 of 5 tasks" in text]
-    assert len(warnings) == 1 and done in warnings[0]
-    tested = [text for text in caplog.messages if "the test task" in text]
-    assert [last in text for text in tested] == [True] * bool(last)
+def assert_warned(messages: list[str], done: str) -> None:
+    (warning,) = (text for text in messages if "iteration 3: 1 of 5 tasks" in text)
+    assert done in warning
 
 
 def test_finite_tasks_with_an_infinite_sum_have_no_key(tmp_path):
@@ -122,14 +108,15 @@ def test_finite_tasks_with_an_infinite_sum_have_no_key(tmp_path):
     assert found.key == "" and "though every task by itself has finite ones" in found.message
 
 
-def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
+def test_skipping_is_the_same_everywhere_and_resumes(tmp_path, caplog):
     found = []
     for strategy, size in (WORLDS[0], ("strategy=rpc", 2), WORLDS[3]):
         directory = tmp_path / str(len(found))
-        messages = run_world(with_a_nan_task, size, str(directory), "skip", *strategy.split())
-        assert messages[0] == "finished"
+        assert run(directory, "skip", strategy, size) == "finished"
         found.append(without_times(records(directory)))
     assert found[0] == found[1] == found[2]
+    assert_warned(caplog.messages, "the step was skipped; look")
+    assert not [text for text in caplog.messages if "the test task" in text]
     assert [line["non_finite"] for line in found[0] if "non_finite" in line] == ["0,train,3,2"]
     checkpoints = [
         read_checkpoint(tmp_path / "0" / "checkpoints" / f"iteration-0000000{i}.pt") for i in (2, 4)
@@ -139,10 +126,11 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path):
     assert checkpoints[1]["optimizer"]["state"][0]["step"] == 3
 
 
-def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path):
-    assert run_world(with_a_nan_task, 1, str(tmp_path), "continue", "strategy=local")[0] == (
-        "finished"
-    )
+def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path, caplog):
+    assert run(tmp_path, "continue", "strategy=local", 1) == "finished"
+    assert_warned(caplog.messages, "the step was taken all the same; look")
+    (tested,) = (text for text in caplog.messages if "the test task" in text)
+    assert "the test task with key 0,test,0,0" in tested
     wrong = [line["non_finite"] for line in records(tmp_path) if "non_finite" in line]
     assert wrong[0] == "0,train,3,2" and "is not finite before the step" in wrong[1]
     results = run_results(tmp_path)
@@ -172,12 +160,12 @@ def test_a_finite_loss_with_an_infinite_gradient_is_found():
     assert outputs["gradient_norm"][1].item() == pytest.approx(math.sqrt(2))
 
 
-def steps(directory: str, *clippings: str) -> list[torch.Tensor]:
+def steps(directory: Path, *clippings: str) -> list[torch.Tensor]:
     """What one step of plain gradient descent takes off the parameters, over the rate."""
     options = ("strategy=local", "trainer.iterations=1", "optimizer=sgd", "optimizer.momentum=0")
     found = []
     for number, clipping in enumerate(clippings):
-        x = build(f"{directory}/{number}", *options, *clipping.split())
+        x = build(directory / str(number), *options, *clipping.split())
         before = torch.cat([p.detach().flatten().clone() for p in x.learner.parameters()])
         x.logger = LoggerCollection([])
         Trainer(x).train_step(1)
@@ -187,7 +175,7 @@ def steps(directory: str, *clippings: str) -> list[torch.Tensor]:
 
 
 def test_clipping_against_its_definition(tmp_path):
-    (plain,) = run_world(steps, 1, str(tmp_path / "a"), "")[0]
+    (plain,) = steps(tmp_path / "a", "")
     norm, limit = plain.norm().item(), plain.abs().max().item() / 3
     messages = (
         f"trainer.clip_norm={norm / 2}",
@@ -195,7 +183,7 @@ def test_clipping_against_its_definition(tmp_path):
         f"trainer.clip_value={limit} trainer.clip_norm={norm / 10}",
         "trainer.clip_norm=99",
     )
-    by_norm, by_value, by_both, by_nothing = run_world(steps, 1, str(tmp_path / "b"), *messages)[0]
+    by_norm, by_value, by_both, by_nothing = steps(tmp_path / "b", *messages)
     torch.testing.assert_close(by_norm, plain / 2, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(by_value, plain.clamp(-limit, limit), rtol=1e-3, atol=1e-5)
     cut = plain.clamp(-limit, limit)
@@ -205,11 +193,9 @@ def test_clipping_against_its_definition(tmp_path):
 
 
 def test_a_resume_with_another_clipping_is_refused(tmp_path):
-    run_world(train, 1, str(tmp_path), "trainer.iterations=2")
-    outcome = run_world(
-        train, 1, str(tmp_path), "resume=auto", "trainer.clip_norm=1", may_fail=True
-    )[0]
-    assert "trainer.clip_norm was None there and is 1 now" in str(outcome)
+    train(str(tmp_path), "strategy=local", "trainer.iterations=1", "trainer.eval_every=0")
+    with pytest.raises(UserError, match=r"trainer\.clip_norm was None there and is 1 now"):
+        build(tmp_path, "strategy=local", "resume=auto", "trainer.clip_norm=1")
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,27 @@
 """Under allreduce the ranks' parameters start equal and are compared."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from tiny import build
+from omegaconf import DictConfig
+from tiny import SMALL, compose
 from worlds import RankFailed, run_world
 
+from metadist.config import build_experiment
 from metadist.distributed import get_rank
 from metadist.training import Callback, Trainer
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import read_checkpoint
 
 
-def with_other_initial_weights(directory: str) -> list[torch.Tensor]:
+def allreduce(*overrides: str) -> DictConfig:
+    return compose(*SMALL, "strategy=allreduce", *overrides)
+
+
+def with_other_initial_weights(directory: Path, configuration: DictConfig) -> list[torch.Tensor]:
     """Training from parameters that differ between ranks, as broken seeding would give."""
-    x = build(directory, "strategy=allreduce", "trainer.iterations=2")
+    x = build_experiment(configuration, directory, "maml")
     with torch.no_grad():
         for parameter in x.learner.parameters():
             parameter += get_rank()
@@ -22,15 +30,15 @@ def with_other_initial_weights(directory: str) -> list[torch.Tensor]:
 
 
 def test_parameters_are_those_of_rank_zero_from_the_start(tmp_path):
-    zero, one = run_world(with_other_initial_weights, 2, str(tmp_path))
+    short = allreduce("trainer.iterations=1", "trainer.eval_every=0", "trainer.eval_tasks=1")
+    zero, one = run_world(with_other_initial_weights, 2, tmp_path, short)
     assert all(map(torch.equal, zero, one))
 
 
-def change_parameters(directory: str, at: int, rank: int, every: int) -> str:
+def change_parameters(directory: Path, configuration: DictConfig, at: int, rank: int) -> str:
     """Change one parameter of one rank behind the trainer's back; what ends the run."""
-    trainer_module.REPLICA_CHECK_EVERY = every
-    options = ("trainer.iterations=9", "trainer.eval_every=0", "trainer.checkpoint_every=0")
-    x = build(directory, "strategy=allreduce", *options)
+    trainer_module.REPLICA_CHECK_EVERY = 2
+    x = build_experiment(configuration, directory, "maml")
     step, count = x.scheduler.step, 0
 
     def step_and_change() -> None:
@@ -50,18 +58,16 @@ def change_parameters(directory: str, at: int, rank: int, every: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("at", "every", "found"),
+    ("at", "found"),  # a check after every second of five iterations, and after the last one
     [
-        (3, 4, 4),
-        (9, 4, 9),
-        *[
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((0, 4, 0), (4, 4, 4), (5, 4, 8))
-        ],
+        (1, 2),
+        (5, 5),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0), (2, 2), (3, 4))],
     ],
 )
-def test_a_rank_whose_parameters_change_is_reported_at_the_next_check(tmp_path, at, every, found):
-    outcomes = run_world(change_parameters, 3, str(tmp_path), at, 1, every, may_fail=True)
+def test_a_rank_whose_parameters_change_is_reported_at_the_next_check(tmp_path, at, found):
+    options = ("trainer.iterations=5", "trainer.eval_every=0", "trainer.checkpoint_every=0")
+    outcomes = run_world(change_parameters, 3, tmp_path, allreduce(*options), at, 1, may_fail=True)
     for outcome in outcomes:
         assert isinstance(outcome, RankFailed)
         assert f"after iteration {found} the parameters or optimizer state of ranks [1] differ" in (
@@ -77,22 +83,23 @@ class ChangesStatistics(Callback):
             trainer.experiment.learner.get_buffer("model.norms.0.running_mean")[0] += 1e-3
 
 
-def change_statistics(directory: str) -> None:
-    options = ("strategy=allreduce", "model.running_statistics=true", "trainer.iterations=2")
-    x = build(directory, *options)
+def change_statistics(directory: Path, configuration: DictConfig) -> None:
+    x = build_experiment(configuration, directory, "maml")
     x.callbacks = {"mine": ChangesStatistics()}
     Trainer(x).run()
 
 
 def test_a_rank_whose_running_statistics_change_is_reported(tmp_path):
-    for outcome in run_world(change_statistics, 2, str(tmp_path), may_fail=True):
+    configuration = allreduce("model.running_statistics=true", "trainer.iterations=2")
+    for outcome in run_world(change_statistics, 2, tmp_path, configuration, may_fail=True):
         assert "after iteration 2 the parameters or optimizer state of ranks [1]" in str(outcome)
 
 
-def run_and_test_best(directory: str) -> tuple[int, dict[str, torch.Tensor]]:
+def run_and_test_best(
+    directory: Path, configuration: DictConfig
+) -> tuple[int, dict[str, torch.Tensor]]:
     """Test the best checkpoint, whose files only rank zero sees."""
-    options = ("strategy=allreduce", "trainer.test_checkpoint=best", "trainer.iterations=4")
-    x = build(directory, *options, "model.running_statistics=true")
+    x = build_experiment(configuration, directory, "maml")
     trainer = Trainer(x)
     if get_rank() != 0:
         trainer.checkpoints.directory = trainer.checkpoints.directory / "stale"
@@ -102,7 +109,8 @@ def run_and_test_best(directory: str) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 def test_the_best_state_comes_from_rank_zero(tmp_path):
-    (tested, zero), (other, one) = run_world(run_and_test_best, 2, str(tmp_path))
+    best = allreduce("trainer.test_checkpoint=best", "model.running_statistics=true")
+    (tested, zero), (other, one) = run_world(run_and_test_best, 2, tmp_path, best)
     best = read_checkpoint(tmp_path / "checkpoints" / f"best-{tested:08d}.pt")["learner"]
     assert tested == other < 4 and any(name.endswith("running_mean") for name in best)
     for found in (zero, one):

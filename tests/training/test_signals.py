@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny import build, records, train, without_times
+from omegaconf import DictConfig
+from tiny import SMALL, compose, records, train, without_times
 from worlds import run_world
 
+from metadist.config import build_experiment
 from metadist.distributed import get_rank
 from metadist.distributed.job import begin_job
 from metadist.tasks import key_split
@@ -19,13 +21,13 @@ from metadist.training import signals as signals_module
 from metadist.training.signals import StopSignals
 
 
-def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
+def signal_one(directory: Path, rank: int, configuration: DictConfig, after: int) -> str:
     """Train for long; one rank alone gets SIGTERM once there are `after` records."""
     job = begin_job(20.0, lambda sentence: os._exit(9))
-    x = build(directory, f"strategy={strategy}", "trainer.iterations=100000")
+    x = build_experiment(configuration, directory, "maml")
 
     def send() -> None:
-        while not (Path(directory, "metrics.jsonl").exists() and len(records(directory)) >= after):
+        while not ((directory / "metrics.jsonl").exists() and len(records(directory)) >= after):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -45,14 +47,19 @@ def signal_one(directory: str, rank: int, strategy: str, after: int) -> str:
     [("rpc", 1), pytest.param("rpc", 0, marks=pytest.mark.slow), ("allreduce", 1)],
 )
 def test_a_signal_to_any_one_rank_saves_and_ends_all(tmp_path, strategy, rank):
-    zero, one = run_world(signal_one, 2, str(tmp_path), rank, strategy, 5)
+    long = ("trainer.iterations=100000", "trainer.eval_every=0")
+    configuration = compose(*SMALL, f"strategy={strategy}", *long)
+    zero, one = run_world(signal_one, 2, tmp_path, rank, configuration, 3)
     assert zero.startswith("Interrupted 143 stopped at iteration"), zero
     assert one.startswith("Interrupted 143") if strategy == "allreduce" else one == "finished"
     assert list((tmp_path / "checkpoints").glob("iteration-*.pt"))
 
 
-def interrupted_in(split: str, directory: str) -> str:
-    x = build(directory, "strategy=local", "trainer.validation_tasks=130")
+MANY = ("strategy=local", "trainer.validation_tasks=65", "trainer.iterations=3")
+
+
+def interrupted_in(split: str, directory: Path, configuration: DictConfig) -> str:
+    x = build_experiment(configuration, directory, "maml")
     map_tasks = x.strategy.map_tasks
 
     def map_and_stop(mapper, learner, batch):
@@ -69,18 +76,18 @@ def interrupted_in(split: str, directory: str) -> str:
 
 
 def test_a_signal_during_validation_saves_and_the_resumed_run_validates_anew(tmp_path):
-    message = run_world(interrupted_in, 1, "validation", str(tmp_path / "parts"))[0]
-    assert message.startswith("stopped at iteration 2 of 4, saved"), message
+    many = compose(*SMALL, *MANY)
+    message = run_world(interrupted_in, 1, "validation", tmp_path / "parts", many)[0]
+    assert message.startswith("stopped at iteration 2 of 3, saved"), message
     assert not any("validation_loss" in line for line in records(tmp_path / "parts"))
-    options = ("strategy=local", "trainer.validation_tasks=130")
-    run_world(train, 1, str(tmp_path / "parts"), *options, "resume=auto")
-    run_world(train, 1, str(tmp_path / "whole"), *options)
+    train(str(tmp_path / "parts"), *MANY, "resume=auto")
+    train(str(tmp_path / "whole"), *MANY)
     parts, whole = records(tmp_path / "parts"), records(tmp_path / "whole")
     assert without_times(parts) == without_times(whole)
 
 
 def test_a_signal_during_the_test_ends_the_run_without_results(tmp_path):
-    message = run_world(interrupted_in, 1, "test", str(tmp_path))[0]
+    message = run_world(interrupted_in, 1, "test", tmp_path, compose(*SMALL, "strategy=local"))[0]
     assert message.startswith("stopped at iteration 4 of 4, saved"), message
     assert not (tmp_path / "results.json").exists()
 
