@@ -45,7 +45,7 @@ def run_example(name: str) -> dict:
     return {**example.seen, "printed": printed.getvalue(), "gpus": gpus}
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def run(request):
     """Runs an example in worlds of two and of three; gives what each rank saw."""
     return lambda name: run_world(run_example, request.param, name)

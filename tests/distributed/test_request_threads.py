@@ -1,5 +1,7 @@
 """The threads that run requests."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import threading
 import weakref
 
 import pytest
-from worlds import open_store
+from worlds import open_store, run_world
 
 from metadist.deadlines import wait_until
 from metadist.distributed.request_threads import RequestThreads
@@ -37,30 +39,38 @@ print("done")
 """
 
 
+def run_endless(worker: int) -> str:
+    """Run the program in this process; what it printed."""
+    sys.argv = ["", str(worker)]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(ENDLESS, {"__name__": "__main__"})
+    return printed.getvalue()
+
+
 @pytest.mark.parametrize("worker", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_program_ends_with_a_call_that_does_not(worker):
-    store = open_store()
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", ENDLESS, str(worker)],
-            env={**os.environ, **world, "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    """The worker that is called is a program of its own."""
+    store, other = open_store(), 1 - worker
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(worker)],
+        env={**os.environ, **world, "RANK": str(worker), "LOCAL_RANK": str(worker)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        outputs = [rank.communicate(timeout=90) for rank in ranks]
+        ranks = {"RANK": str(other), "LOCAL_RANK": str(other)}
+        (printed,) = run_world(run_endless, 1, worker, environment=world | ranks, store=store)
+        output, errors = program.communicate(timeout=90)
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [out for out, _ in outputs] == ["not waited for\ndone\n", "done\n"]
-    assert "a call to this process still runs; its result is dropped" in outputs[worker][1]
-    error = "error: a call to this process has not ended, and is ended now."
-    assert [error in errors for _, errors in outputs] == [worker == 0, worker == 1]
-    assert [rank.returncode for rank in ranks] == [int(worker == 0), int(worker == 1)]
+        program.kill()
+    outputs = {worker: output, other: printed}
+    assert outputs == {0: "not waited for\ndone\n", 1: "done\n"}
+    assert "a call to this process still runs; its result is dropped" in errors
+    assert "error: a call to this process has not ended, and is ended now." in errors
+    assert program.returncode == 1
 
 
 class Payload:

@@ -1,12 +1,12 @@
 """Exit status and message of a failed torchrun."""
 
-import subprocess
-import sys
+import os
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from worlds import run_world
 
-from metadist.distributed.torchrun_agent import status_of, unreported_kill
+from metadist.distributed.torchrun_agent import main, status_of, unreported_kill
 
 
 def failed(*codes: int) -> ChildFailedError:
@@ -47,16 +47,15 @@ time.sleep(60)
 """
 
 
+def run_agent(script: str, errors: str) -> int:
+    """Run the agent in this process, with an open pipe as standard input; its exit status."""
+    os.dup2(os.pipe()[0], 0)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    return main(["--standalone", "--nproc-per-node=2", script])
+
+
 def test_a_worker_killed_before_training_is_named_and_is_no_stop(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    start = [sys.executable, "-m", "metadist.distributed.torchrun_agent", "--standalone"]
-    agent = subprocess.Popen(
-        [*start, "--nproc-per-node=2", str(tmp_path / "script.py")],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert agent.wait(60) == 1
-    assert agent.stderr.read() == "error: rank 1 was killed by SIGKILL\n"
-    agent.stdin.close()
-    agent.stderr.close()
+    script, errors = tmp_path / "script.py", tmp_path / "errors"
+    script.write_text(SCRIPT)
+    assert run_world(run_agent, 1, str(script), str(errors)) == [1]
+    assert errors.read_text() == "error: rank 1 was killed by SIGKILL\n"
