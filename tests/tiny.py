@@ -70,9 +70,9 @@ def train_world(size: int, directory: Path, *overrides: str, **world: Any) -> li
     return run_world(train_composed, size, directory, configuration, **world)
 
 
-def train_composed(directory: Path, configuration: DictConfig) -> dict[str, Any]:
+def train_composed(directory: Path | str, configuration: DictConfig) -> dict[str, Any]:
     """Build and run a composed experiment on this rank; its results."""
-    return Trainer(build_experiment(configuration, directory, "maml")).run()
+    return Trainer(build_experiment(configuration, Path(directory), "maml")).run()
 
 
 def finished_run(directory: Path, *overrides: str) -> Path:

@@ -20,9 +20,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from tiny import build
+from omegaconf import DictConfig
+from tiny import SMALL, compose
 from worlds import run_world
 
+from metadist.config import build_experiment
 from metadist.loggers import LoggerCollection
 from metadist.training import Experiment, Trainer
 from metadist.training.saved_state import state_tensors
@@ -59,19 +61,18 @@ class Case(NamedTuple):
     native: bool
     tasks: int
 
-    @property
-    def omit(self) -> tuple[str, ...]:
-        """Overrides of `tiny.SMALL` that do not fit the model."""
-        return ("++dataset.", "model.", "task.") if self.model == "sinusoid" else ("model.",)
-
-    def overrides(self) -> list[str]:
-        return [
+    def compose(self, strategy: str) -> DictConfig:
+        """The case's configuration, without overrides of `tiny.SMALL` that do not fit the model."""
+        omit = ("++dataset.", "model.", "task.") if self.model == "sinusoid" else ("model.",)
+        return compose(
+            *(override for override in SMALL if not override.startswith(omit)),
+            f"strategy={strategy}",
             f"algorithm={self.algorithm}",
             *MODELS[self.model],
             *ALGORITHMS[self.algorithm],
             f"model.native={str(self.native).lower()}",
             f"trainer.meta_batch_size={self.tasks}",
-        ]
+        )
 
 
 def all_cases() -> list[Case]:
@@ -87,17 +88,17 @@ def all_cases() -> list[Case]:
 
 
 def digests(
-    directory: str, strategy: str, cases: Iterable[Case], chunk_sizes: Iterable[int | str]
+    directory: str,
+    configurations: Iterable[DictConfig],
+    chunk_sizes: Iterable[int | str],
 ) -> list[str] | None:
     """Train each case for a few steps; on drivers, a digest of losses, norms and final state."""
     torch.set_num_threads(1)
     trained = []
-    for number, case in enumerate(cases):
+    for configuration in configurations:
         for chunk_size in chunk_sizes:
-            chunking = f"trainer.task_chunk_size={chunk_size}"
-            folder = f"{directory}/{strategy}-{number}-{chunk_size}"
-            overrides = (f"strategy={strategy}", *case.overrides(), chunking)
-            x = build(folder, *overrides, omit=case.omit)
+            configuration.trainer.task_chunk_size = chunk_size
+            x = build_experiment(configuration, f"{directory}/{len(trained)}", "maml")
             x.logger = LoggerCollection([])
             trained.append(x)
     # One world for all cases, opened when every rank has built all: a worker is called at any time.
@@ -135,14 +136,16 @@ def compare(
         chunk_sizes: of `local`; the worlds have "auto".
     """
     with tempfile.TemporaryDirectory() as directory:
-        (local,) = run_world(digests, 1, directory, "local", cases, chunk_sizes, timeout=timeout)
+        configurations = [case.compose("local") for case in cases]
+        arguments = (f"{directory}/local", configurations, chunk_sizes)
+        (local,) = run_world(digests, 1, *arguments, timeout=timeout)
         found = {
             f"local, chunks of {c}": local[i :: len(chunk_sizes)] for i, c in enumerate(chunk_sizes)
         }
         for strategy, size in worlds:
-            outcomes = run_world(
-                digests, size, f"{directory}/{size}", strategy, cases, ("auto",), timeout=timeout
-            )
+            configurations = [case.compose(strategy) for case in cases]
+            arguments = (f"{directory}/{strategy}-{size}", configurations, ("auto",))
+            outcomes = run_world(digests, size, *arguments, timeout=timeout)
             for rank, each in enumerate(outcomes):
                 if each is not None:
                     found[f"{strategy} on {size}, rank {rank}"] = each

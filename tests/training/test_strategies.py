@@ -2,17 +2,21 @@
 
 import copy
 import functools
+import itertools
 import tempfile
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import build, records, train, without_times
+from omegaconf import DictConfig
+from tiny import SMALL, build, compose, records, train, train_composed, train_world, without_times
 from worlds import run_world
 
 from metadist import distributed
 from metadist.algorithms import TaskResult
+from metadist.config import build_experiment
 from metadist.distributed import (
     Shard,
     dim_partitioner,
@@ -23,47 +27,51 @@ from metadist.distributed import (
 )
 from metadist.distributed.reducers import SumReducer
 from metadist.errors import UserError
-from metadist.tasks import FewShotTasks, task_keys
+from metadist.tasks import Episode, FewShotTasks, task_keys
 from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy, Strategy
 from metadist.training.task_mapper import MetaBatch
 
-TASKS = 15
+TASKS = 7
 GLOO = ("strategy=allreduce", "strategy.shared_memory=false")
+TWO_ITERATIONS = ("trainer.iterations=2", "trainer.checkpoint_every=0")
 ITERATIONS = {"float32": 1, "float64": 2}
 
 
-def one_step(directory: str, name: str, strategy: str, *overrides: str) -> tuple | None:
-    """`steps` in float64."""
-    return steps(directory, name, strategy, ["float64"], *overrides).get("float64")
+def compose_cases(strategy: str, cases: list[tuple]) -> list[DictConfig]:
+    """The configurations of some (experiment, overrides) with a strategy."""
+    options = (*SMALL, f"strategy={strategy}", f"trainer.meta_batch_size={TASKS}")
+    return [compose(*options, *overrides, name=name) for name, *overrides in cases]
 
 
 def steps(
-    directory: str, name: str, strategy: str, dtypes: list[str], *overrides: str
-) -> dict[str, tuple]:
+    directory: str, configurations: list[DictConfig], dtypes: tuple[str, ...] = ("float64",)
+) -> list[tuple]:
     """Loss, buffers' changes and gradient of one meta-batch, and whether a driver asks to stop.
 
-    By dtype; the last rank asks to stop.
+    For each configuration and type; on drivers alone. The last rank asks to stop.
     """
-    options = (f"strategy={strategy}", f"trainer.meta_batch_size={TASKS}", *overrides)
-    x = build(directory, *options, name=name)
-    sample, outcomes = x.tasks.sample, {}
-    x.tasks.sample = lambda key: in_type_of(key, sample(key))
-    last = get_rank() == get_world_size() - 1
-    x.strategy.open()
-    for dtype in dtypes if x.strategy.is_driver else ():
-        learner = copy.deepcopy(x.learner).to(getattr(torch, dtype))
-        keys = task_keys(0, "train", ITERATIONS[dtype], range(TASKS))
-        result, stops = x.strategy.forward_backward(
-            x.train_mapper, learner, MetaBatch(keys), lambda: last
-        )
-        gradient = [parameter.grad for parameter in learner.parameters()]
-        outcomes[dtype] = (result.loss, result.buffers, gradient, stops)
-    x.strategy.close()
+    experiments = [build_experiment(each, directory, "steps") for each in configurations]
+    last, outcomes = get_rank() == get_world_size() - 1, []
+    for x in experiments:
+        x.tasks.sample = functools.partial(in_type_of, x.tasks.sample)
+    one = experiments[0].strategy  # they all use one world, for which each rank has built all
+    one.open()
+    for x in experiments if one.is_driver else ():
+        for dtype in dtypes:
+            learner = copy.deepcopy(x.learner).to(getattr(torch, dtype))
+            keys = task_keys(0, "train", ITERATIONS[dtype], range(TASKS))
+            result, stops = x.strategy.forward_backward(
+                x.train_mapper, learner, MetaBatch(keys), lambda: last
+            )
+            gradient = [parameter.grad for parameter in learner.parameters()]
+            outcomes.append((result.loss, result.buffers, gradient, stops))
+    one.close()
     return outcomes
 
 
-def in_type_of(key: torch.Tensor, episode):
+def in_type_of(sample: Callable, key: torch.Tensor) -> Episode:
     """The episode in the type of the iteration in its key, on whichever worker."""
+    episode = sample(key)
     if key[2] != ITERATIONS["float64"]:
         return episode
     return type(episode)(*(part._replace(inputs=part.inputs.double()) for part in episode))
@@ -77,78 +85,76 @@ def reference(name: str, dtype: str) -> tuple:
     x.learner.to(getattr(torch, dtype)).train()
     total = 0.0
     for key in task_keys(0, "train", ITERATIONS[dtype], range(TASKS)):
-        total = total + x.learner(in_type_of(key, x.tasks.sample(key))).loss / TASKS
+        total = total + x.learner(in_type_of(x.tasks.sample, key)).loss / TASKS
     total.backward()
     return total.detach(), [parameter.grad for parameter in x.learner.parameters()]
 
 
-CASES = [
-    ("maml", "local", [], 1),
-    *[("maml", "rpc", [], size) for size in (2, 3)],
-    ("maml", "rpc", ["strategy.gradient=dist_autograd"], 3),
-    ("maml", "rpc", ["+partition=batch"], 2),
-    *[("maml", "allreduce", [], size) for size in (2, 3)],
-    ("maml", "allreduce", [GLOO[1]], 3),
-    ("maml", "allreduce", ["+partition=batch"], 2),
-    ("ddp", "local", [], 1),
-    ("ddp", "rpc", [], 2),
-    *[("ddp", "allreduce", [], size) for size in (1, 3)],
-    ("ddp", "allreduce", ["+partition=dim0"], 2),
-    ("ddp", "allreduce", ["strategy.engine=sum"], 2),
-]
-MORE_CASES = [
-    *[("maml", "rpc", [], size) for size in (1, 4)],
-    *[("maml", "rpc", ["strategy.gradient=dist_autograd"], size) for size in (2, 4)],
-    ("maml", "rpc", ["+partition=batch"], 4),
-    *[("maml", "allreduce", [], size) for size in (1, 4)],
-    ("ddp", "rpc", ["strategy.gradient=dist_autograd"], 3),
-    *[("ddp", "allreduce", [], size) for size in (2, 4)],
-    ("ddp", "allreduce", ["+partition=dim0"], 4),
-]
-CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES]
+CASES = {
+    "local": [("maml",), ("ddp",)],
+    "rpc": [
+        ("maml",),
+        ("maml", "strategy.gradient=dist_autograd"),
+        ("maml", "+partition=batch"),
+        ("ddp",),
+    ],
+    "allreduce": [
+        ("maml",),
+        ("maml", "+partition=batch"),
+        ("ddp",),
+        ("ddp", "+partition=dim0"),
+        ("ddp", "strategy.engine=sum"),
+    ],
+    "gloo": [("maml", GLOO[1])],
+}
+WORLDS = [("local", 1), ("rpc", 3), ("allreduce", 3), ("gloo", 2)]
+MORE_WORLDS = [(way, size) for way in ("rpc", "allreduce") for size in (1, 2, 4)]
+WORLDS += [pytest.param(*world, marks=pytest.mark.slow) for world in MORE_WORLDS]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
-@pytest.mark.parametrize(("name", "strategy", "overrides", "size"), CASES)
-def test_loss_and_gradient_equal_one_process(tmp_path, name, strategy, overrides, size):
-    outcomes = run_world(steps, size, str(tmp_path), name, strategy, [*TOLERANCE], *overrides)
+@pytest.mark.parametrize(("way", "size"), WORLDS)
+def test_loss_and_gradient_equal_one_process(tmp_path, way, size):
+    strategy = "allreduce" if way == "gloo" else way
+    configurations = compose_cases(strategy, CASES[way])
+    outcomes = run_world(steps, size, str(tmp_path), configurations, tuple(TOLERANCE))
     drivers = outcomes if strategy == "allreduce" else outcomes[:1]
-    for dtype, tolerance in TOLERANCE.items():
-        loss, gradient = reference(name, dtype)
+    cases = list(itertools.product(CASES[way], TOLERANCE.items()))
+    for (case, (dtype, tolerance)), *found in zip(cases, *drivers, strict=True):
+        loss, gradient = reference(case[0], dtype)
         scale = max(expected.abs().max() for expected in gradient)
-        for outcome in drivers:
-            found_loss, _, found_gradient, stops = outcome[dtype]
-            assert stops is (strategy != "rpc" or size == 1)
+        for found_loss, _, found_gradient, stops in found:
+            assert stops is (strategy != "rpc" or size == 1), case
             torch.testing.assert_close(found_loss, loss, rtol=tolerance, atol=0)
-            for found, expected in zip(found_gradient, gradient, strict=True):
-                assert (found - expected).abs().max() <= tolerance * scale
+            for found_part, expected in zip(found_gradient, gradient, strict=True):
+                assert (found_part - expected).abs().max() <= tolerance * scale, (case, dtype)
 
 
 def test_running_statistics_and_dropout_do_not_depend_on_the_workers(tmp_path):
-    option = "model.dropout=0.3"
-    alone = one_step(str(tmp_path), "ddp", "local", option)
+    case = ("ddp", "model.dropout=0.3")
+    (alone,) = steps(str(tmp_path), compose_cases("local", [case]))
     assert len(alone[1]) == 12  # mean, variance and count of four norms
     for strategy in ("rpc", "allreduce"):
-        found = run_world(one_step, 3, str(tmp_path), "ddp", strategy, option)[0]
+        (found,) = run_world(steps, 2, str(tmp_path), compose_cases(strategy, [case]))[0]
         for name, change in alone[1].items():
             torch.testing.assert_close(found[1][name], change, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(found[0], alone[0], rtol=1e-12, atol=0)
 
 
 def test_a_parameter_without_gradient(tmp_path):
-    model = ("model._target_=broken_parts.UnusedParameter",)
-    whole = run_world(one_step, 2, str(tmp_path), "ddp", "allreduce", *model, "strategy.engine=sum")
-    assert [gradient is None for gradient in whole[0][2]][-2:] == [True, True]
-    for outcome in run_world(one_step, 2, str(tmp_path), "ddp", "allreduce", *model):
-        assert not any(gradient.any() for gradient in outcome[2][-2:])
+    case = ("ddp", "model._target_=broken_parts.UnusedParameter")
+    configurations = compose_cases("allreduce", [(*case, "strategy.engine=sum"), case])
+    for whole, buckets in run_world(steps, 2, str(tmp_path), configurations):
+        assert [gradient is None for gradient in whole[2]][-2:] == [True, True]
+        assert not any(gradient.any() for gradient in buckets[2][-2:])
 
 
 def test_fewer_tasks_than_ranks(tmp_path):
-    few = ("trainer.meta_batch_size=2", "trainer.eval_tasks=2")
+    few = ("trainer.meta_batch_size=2", "trainer.eval_tasks=2", *TWO_ITERATIONS)
     train(str(tmp_path / "alone"), "strategy=local", *few)
     for strategy in ("rpc", "allreduce"):
         directory = tmp_path / strategy
-        run_world(train, 3, str(directory), f"strategy={strategy}", *few)
+        train_world(3, directory, f"strategy={strategy}", *few)
         assert without_times(records(directory)) == without_times(records(tmp_path / "alone"))
 
 
@@ -157,14 +163,14 @@ def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_pat
         (("strategy=local",), 1),
         *((("strategy=rpc",), size) for size in (1, 2, 3)),
         *((("strategy=allreduce",), size) for size in (2, 3)),
-        (GLOO, 3),
+        (GLOO, 2),
     ]
     found = []
     for number, (overrides, size) in enumerate(runs):
         directory = tmp_path / str(number)
-        run_world(train, size, str(directory), *overrides)
+        train_world(size, directory, *TWO_ITERATIONS, *overrides)
         found.append(without_times(records(directory)))
-    assert len(found[0]) == 6
+    assert len(found[0]) == 3
     for other in found:
         assert other == found[0]
 
@@ -186,36 +192,38 @@ TREE = ("strategy=rpc", MANY_TASKS)
     ],
 )
 def test_many_workers_train_as_one(tmp_path, size, overrides):
-    train(str(tmp_path / "one"), MANY_TASKS, "strategy=local")
-    run_world(train, size, str(tmp_path / "many"), *overrides, timeout=240.0)
+    train(str(tmp_path / "one"), MANY_TASKS, *TWO_ITERATIONS, "strategy=local")
+    train_world(size, tmp_path / "many", *TWO_ITERATIONS, *overrides, timeout=240.0)
     assert without_times(records(tmp_path / "many")) == without_times(records(tmp_path / "one"))
 
 
-def collectives_of(directory: str, iterations: int) -> int:
-    """How many all-reduces a run of so many iterations takes."""
-    all_reduce, calls = dist.all_reduce, []
+def count_collectives(directory: str, configuration: DictConfig) -> list[int]:
+    """How many all-reduces runs of two and of five iterations take."""
+    all_reduce, calls, counts = dist.all_reduce, [], []
 
     def counting(*args, **kwargs) -> None:
         calls.append(args)
         all_reduce(*args, **kwargs)
 
     dist.all_reduce = counting
-    never = ("trainer.eval_every=0", "trainer.checkpoint_every=0")
-    train(directory, *GLOO, f"trainer.iterations={iterations}", *never)
-    return len(calls)
+    for iterations in (2, 5):
+        calls.clear()
+        configuration.trainer.iterations = iterations
+        train_composed(f"{directory}/{iterations}", configuration)
+        counts.append(len(calls))
+    return counts
 
 
 def test_a_step_is_one_collective(tmp_path):
-    short, long = (
-        run_world(collectives_of, 2, str(tmp_path / str(iterations)), iterations)
-        for iterations in (2, 7)
-    )
-    assert [more - less for less, more in zip(short, long, strict=True)] == [5, 5]
+    never = ("trainer.eval_every=0", "trainer.checkpoint_every=0")
+    configuration = compose(*SMALL, *GLOO, *never)
+    for two, five in run_world(count_collectives, 2, str(tmp_path), configuration):
+        assert five - two == 3
 
 
 def test_tensors_may_be_sent_instead_of_keys(tmp_path):
-    for name, value in (("keys", "false"), ("tensors", "true")):
-        run_world(train, 2, str(tmp_path / name), f"trainer.send_tasks={value}")
+    train(str(tmp_path / "keys"), "strategy=local", *TWO_ITERATIONS)
+    train_world(2, tmp_path / "tensors", "trainer.send_tasks=true", *TWO_ITERATIONS)
     assert without_times(records(tmp_path / "keys")) == without_times(records(tmp_path / "tensors"))
 
 
@@ -239,9 +247,9 @@ def test_tasks_of_unequal_shapes_are_not_sent(tmp_path):
 
 @pytest.mark.parametrize("first_order", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_the_sum_reducer_scales_the_gradient(tmp_path, first_order):
-    option = f"algorithm.first_order={first_order}"
-    mean = run_world(one_step, 2, str(tmp_path), "maml", "rpc", option)[0]
-    total = run_world(one_step, 2, str(tmp_path), "maml", "rpc", option, "reducer=sum")[0]
+    case = ("maml", f"algorithm.first_order={first_order}")
+    configurations = compose_cases("rpc", [case, (*case, "reducer=sum")])
+    mean, total = run_world(steps, 2, str(tmp_path), configurations)[0]
     torch.testing.assert_close(total[0], mean[0] * TASKS, rtol=1e-12, atol=0)
     for found, expected in zip(total[2], mean[2], strict=True):
         torch.testing.assert_close(found, expected * TASKS, rtol=1e-9, atol=1e-12)

@@ -1,14 +1,20 @@
 """Every algorithm under every strategy: one loss and one gradient, and runs that go on exactly."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from tiny import CONF, build, records, run_results, train, without_times
+from omegaconf import DictConfig
+from tiny import CONF, SMALL, compose, records, run_results, train_world, without_times
 from worlds import run_world
 
-from metadist.tasks import task_keys
+from metadist.config import build_experiment
+from metadist.tasks import Episode, task_keys
+from metadist.training import Experiment
 from metadist.training.checkpoints import read_checkpoint
+from metadist.training.strategies import LocalStrategy, Strategy
 from metadist.training.task_mapper import MetaBatch
 
 ALGORITHMS = {
@@ -27,41 +33,41 @@ ALGORITHMS = {
     "imaml": ["algorithm.inner_steps=3"],
     "prototypical": ["task.train_ways=5", "model.running_statistics=true"],
 }
-TASKS = 5
+TASKS = 3
 
 
-def outcomes(directory: str, strategy: str) -> dict[tuple[str, int | str], tuple]:
-    """Of each algorithm: loss, buffers' changes and gradient of one meta-batch in float64.
-
-    By its name and `task_chunk_size`.
-    """
-    experiments = {
-        name: build(directory, f"strategy={strategy}", f"algorithm={name}", *overrides)
-        for name, overrides in ALGORITHMS.items()
-    }
-    one = next(iter(experiments.values())).strategy  # they all use one world
-    one.open()
-    found = {}
-    for name, x in experiments.items():
+def built(directory: str, configurations: dict[str, DictConfig]) -> dict[str, Experiment]:
+    """The experiment of each algorithm, in float64."""
+    experiments = {}
+    for name, configuration in configurations.items():
+        x = experiments[name] = build_experiment(configuration, directory, name)
         x.learner.double()
-        x.tasks.sample = _in_double(x.tasks.sample)
-        batch = MetaBatch(task_keys(0, "train", 1, range(TASKS)))
-        for at_once in ("auto", 1) if strategy == "local" else ("auto",):
-            if one.is_driver:
-                mapper = replace(x.train_mapper, chunk_size=at_once)
-                result, _ = x.strategy.forward_backward(mapper, x.learner, batch)
-                gradient = {n: p.grad for n, p in x.learner.named_parameters()}
-                found[name, at_once] = (result.loss, result.buffers, gradient)
+        x.tasks.sample = functools.partial(_in_double, x.tasks.sample)
+    return experiments
+
+
+def outcome(x: Experiment, strategy: Strategy, chunk_size: int | str = "auto") -> tuple:
+    """Loss, buffers' changes and gradient of one meta-batch."""
+    mapper = replace(x.train_mapper, chunk_size=chunk_size)
+    batch = MetaBatch(task_keys(0, "train", 1, range(TASKS)))
+    result, _ = strategy.forward_backward(mapper, x.learner, batch)
+    gradient = {name: parameter.grad for name, parameter in x.learner.named_parameters()}
+    return result.loss, result.buffers, gradient
+
+
+def outcomes(directory: str, configurations: dict[str, DictConfig]) -> dict[str, tuple]:
+    """The outcome of each algorithm in a world of several ranks, on drivers."""
+    experiments = built(directory, configurations)
+    one = experiments["maml"].strategy  # they all use one world
+    one.open()
+    found = {name: outcome(x, x.strategy) for name, x in experiments.items() if one.is_driver}
     one.close()
     return found
 
 
-def _in_double(sample):
-    def sampled(key):
-        episode = sample(key)
-        return type(episode)(*(p._replace(inputs=p.inputs.double()) for p in episode))
-
-    return sampled
+def _in_double(sample: Callable, key: torch.Tensor) -> Episode:
+    episode = sample(key)
+    return type(episode)(*(p._replace(inputs=p.inputs.double()) for p in episode))
 
 
 def test_every_algorithm_of_meta_learning_is_here():
@@ -73,11 +79,16 @@ def test_every_algorithm_of_meta_learning_is_here():
     ("strategy", "driver"), [pytest.param("rpc", 0, marks=pytest.mark.slow), ("allreduce", 1)]
 )
 def test_loss_and_gradient_do_not_depend_on_who_computes_them(tmp_path, strategy, driver):
-    local = outcomes(str(tmp_path), "local")
-    found = run_world(outcomes, 2, str(tmp_path), strategy)[driver]
-    for name in ALGORITHMS:
-        assert_equal(local[name, 1], local[name, "auto"], f"{name}, one task at a time")
-        assert_equal(found[name, "auto"], local[name, "auto"], name)
+    configurations = {
+        name: compose(*SMALL, f"strategy={strategy}", f"algorithm={name}", *overrides)
+        for name, overrides in ALGORITHMS.items()
+    }
+    found = run_world(outcomes, 2, str(tmp_path), configurations)[driver]
+    for name, x in built(str(tmp_path), configurations).items():
+        local = LocalStrategy(x.strategy.partitioner, x.strategy.reducer)
+        expected = outcome(x, local)
+        assert_equal(outcome(x, local, 1), expected, f"{name}, one task at a time")
+        assert_equal(found[name], expected, name)
 
 
 def assert_equal(found: tuple, expected: tuple, case: str) -> None:
@@ -98,9 +109,9 @@ def assert_equal(found: tuple, expected: tuple, case: str) -> None:
 def test_the_count_of_iterations_goes_on_exactly_after_a_resume(tmp_path):
     overrides = ("algorithm=maml_plus_plus", *ALGORITHMS["maml_plus_plus"], "trainer.eval_every=0")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_world(train, 2, str(whole), *overrides)  # 4 iterations
-    run_world(train, 2, str(parts), "trainer.iterations=2", *overrides)
-    run_world(train, 2, str(parts), "resume=auto", *overrides)
+    train_world(2, whole, *overrides)  # 4 iterations
+    train_world(2, parts, "trainer.iterations=2", *overrides)
+    train_world(2, parts, "resume=auto", *overrides)
     assert without_times(records(parts)) == without_times(records(whole))
     last = "checkpoints/iteration-00000004.pt"
     left, right = (read_checkpoint(each / last) for each in (whole, parts))
