@@ -1,6 +1,7 @@
 """The layers of the design: imports point downwards, and one package uses torch.distributed."""
 
 import ast
+import functools
 import graphlib
 from pathlib import Path
 
@@ -41,6 +42,7 @@ TEMPLATE = PACKAGE / "cli" / "project"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if TEMPLATE not in path.parents)
 
 
+@functools.cache
 def imported(path: Path, types: bool = True) -> set[str]:
     """Every module that a file imports, those inside functions too; and those that only a type
     checker imports, if `types`.

@@ -3,11 +3,14 @@
 import copy
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig, open_dict
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 from worlds import run_world
 
 from metadist.config import build_experiment
@@ -15,6 +18,9 @@ from metadist.launchers import RunSpec, run_job
 from metadist.training import Experiment, Trainer
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+GROUPS = "|".join(path.name for path in CONF.iterdir() if path.is_dir())
+OPTION = re.compile(rf"[+~]*(({GROUPS})(=|$)|hydra\.)")
+"""An override that chooses an option of a group, or one of Hydra's own."""
 
 SMALL = [
     "++dataset.train_classes=12",
@@ -36,17 +42,21 @@ SMALL = [
 """Overrides for `conf/maml.yaml` with which a run takes about a second."""
 
 
-def compose(*overrides: str, name: str = "maml") -> DictConfig:
-    """The composed configuration of an experiment, with `overrides` alone."""
-    return copy.deepcopy(_composed(overrides, name))
-
-
 @functools.cache
-def _composed(overrides: tuple[str, ...], name: str) -> DictConfig:
+def _options(name: str, overrides: tuple[str, ...]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        configuration = hydra.compose(name, list(overrides))
-    with open_dict(configuration):
-        configuration.pop("hydra", None)
+        return hydra.compose(name, list(overrides))
+
+
+def compose(*overrides: str, name: str = "maml") -> DictConfig:
+    """The composed configuration of an experiment, with `overrides` alone.
+
+    Options take most of the time. They are composed once; then values are set, as Hydra does.
+    """
+    chosen = tuple(each for each in overrides if OPTION.match(each))
+    values = OverridesParser.create().parse_overrides([o for o in overrides if o not in chosen])
+    configuration = copy.deepcopy(_options(name, chosen))
+    ConfigLoaderImpl._apply_overrides_to_config(values, configuration)  # noqa: SLF001
     return configuration
 
 

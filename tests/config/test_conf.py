@@ -5,14 +5,14 @@ import re
 import shlex
 from pathlib import Path
 
-import hydra
 import pytest
+import tiny
 from omegaconf import DictConfig, OmegaConf
+from tiny import CONF
 
 from metadist.config.instantiate import bind_arguments, locate_target
 from metadist.errors import UserError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(CONF.rglob("*.yaml"))
 NAMES = [str(path.relative_to(CONF)) for path in FILES]
 
@@ -98,8 +98,7 @@ def compose(arguments: list[str]) -> DictConfig:
     overrides = [
         argument for argument in arguments[arguments.index(script) + 1 :] if "=" in argument
     ]
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(Path(script).stem, overrides)
+    return tiny.compose(*overrides, name=Path(script).stem)
 
 
 def test_there_are_files():

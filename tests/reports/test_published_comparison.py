@@ -19,9 +19,9 @@ def test_an_error_is_compared_with_the_published_one_after_each_number_of_steps(
 ):
     rows = [{"steps": k, "mean": mse, "ci95": 0.1} for k, mse in ((0, 3.0), (1, 0.6), (5, 0.5))]
     results = {"test_mse": 0.4, "ci95": 0.1, "test_mse_by_steps": rows, "protocol": shots}
-    directory = write_run(
-        tmp_path / "run", ["+experiment=maml_sinusoid_5_points"], results, 70_000, "mse"
-    )
+    results["iterations"] = 70_000
+    overrides = ["+experiment=maml_sinusoid_5_points"]
+    directory = write_run(tmp_path / "run", overrides, results, metric="mse")
     found = compare_with_published(read_run_record(directory))
     assert found["kind"] == "bad" and found["notes"] == notes
     assert found["sentence"].endswith(

@@ -16,6 +16,7 @@ from tiny import run_results
 from metadist.errors import UserError
 from metadist.reports.run_record import read_run_record
 from metadist.reports.sweep_report import write_sweep_report
+from metadist.reports.sweep_table import SweepTable, build_sweep_table, read_runs
 
 PROTOCOL = {"ways": 5, "shots": 1, "inner_steps": 1, "inner_lr": 0.4, "dataset": "glyphs"}
 
@@ -31,6 +32,11 @@ def write(folder: Path, overrides: list[str], test: float, validation: float | N
     protocol = {**PROTOCOL, **more.pop("protocol", {})}
     results = {f"test_{metric}": test, "ci95": 0.01, "train_loss": 0.5, "seed": seed, **optional}
     (folder / "results.json").write_text(json.dumps({**results, "protocol": protocol}))
+
+
+def table(folder: Path) -> SweepTable:
+    """The table of the report alone."""
+    return build_sweep_table(read_runs(folder))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -82,7 +88,7 @@ def test_the_best_of_different_test_tasks_is_said_to_be_not_comparable(tmp_path)
 def test_settings_of_equal_test_tasks_have_no_remark(tmp_path):
     for job, ways in enumerate((5, 20)):
         write(tmp_path / str(job), [f"task.train_ways={ways}"], 0.5, protocol={"train_ways": ways})
-    assert not write_sweep_report(tmp_path).table.remarks()
+    assert not table(tmp_path).remarks()
 
 
 def test_repeated_seed_is_not_a_second_seed(tmp_path):
@@ -213,7 +219,7 @@ def test_files_of_other_programs_are_no_runs(tmp_path):
         (tmp_path / name / name).write_text('{"accuracy": 0.5')
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "results.json").write_text('{"test_accuracy": 1.0}')
-    assert [run.name for run in write_sweep_report(tmp_path).table.runs] == ["0"]
+    assert [run.name for run in table(tmp_path).runs] == ["0"]
 
 
 def test_linked_runs_are_found_once_each(tmp_path):
@@ -223,7 +229,7 @@ def test_linked_runs_are_found_once_each(tmp_path):
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "back").symlink_to(folder)
     write(folder / "1²", ["seed=1"], 0.8)
-    assert [run.name for run in write_sweep_report(folder).table.runs] == ["1²", "linked/0"]
+    assert [run.name for run in table(folder).runs] == ["1²", "linked/0"]
 
 
 def test_null_is_one_setting_whether_it_is_given_or_the_default(tmp_path):
@@ -294,8 +300,8 @@ def test_which_keys_tell_settings_apart(tmp_path, overrides, keys):
         if keys == ("experiment",):
             configuration["optimizer"] = {"lr": job}
         (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
-    table = write_sweep_report(tmp_path).table
-    assert table.keys == keys and len(table.settings) == 1 + bool(keys)
+    found = table(tmp_path)
+    assert found.keys == keys and len(found.settings) == 1 + bool(keys)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
@@ -303,7 +309,7 @@ def test_metrics_that_are_not_finite_are_read(tmp_path, value):
     write(tmp_path / "a", [], 0.7)
     results = run_results(tmp_path / "a")
     (tmp_path / "a" / "results.json").write_text(json.dumps({**results, "train_loss": value}))
-    (setting,) = write_sweep_report(tmp_path).table.settings
+    (setting,) = table(tmp_path).settings
     assert setting.train_loss is not None and str(setting.train_loss.mean) == str(float(value))
 
 
@@ -344,7 +350,7 @@ def test_copies_of_results_in_a_run_directory_are_no_runs(tmp_path):
         copies = tmp_path / str(job) / "mlflow_artifacts" / "a"
         copies.mkdir(parents=True)
         (copies / "results.json").write_text((tmp_path / str(job) / "results.json").read_text())
-    assert len(write_sweep_report(tmp_path).table.runs) == 2
+    assert len(table(tmp_path).runs) == 2
 
 
 def test_an_option_that_is_the_default_is_the_same_setting(tmp_path):
@@ -352,7 +358,7 @@ def test_an_option_that_is_the_default_is_the_same_setting(tmp_path):
         write(tmp_path / str(job), [*overrides, f"model.hidden=[4,{' ' * job}8]"], 0.7)
         choices = {"hydra": {"runtime": {"choices": {"algorithm": "maml"}}}}
         (tmp_path / str(job) / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(choices))
-    (setting,) = write_sweep_report(tmp_path).table.settings
+    (setting,) = table(tmp_path).settings
     assert len(setting.runs) == 2
 
 
@@ -364,7 +370,7 @@ def test_an_option_that_is_the_default_is_the_same_setting(tmp_path):
 def test_lists_are_equal_however_they_are_written(tmp_path, first, second, settings):
     for job, hidden in enumerate((first, second)):
         write(tmp_path / str(job), [f"model.hidden={hidden}", f"seed={job}"], 0.5)
-    assert len(write_sweep_report(tmp_path).table.settings) == settings
+    assert len(table(tmp_path).settings) == settings
 
 
 def test_a_group_that_the_choice_of_another_one_sets_is_not_swept(tmp_path):
@@ -377,7 +383,7 @@ def test_a_group_that_the_choice_of_another_one_sets_is_not_swept(tmp_path):
         choices = {"algorithm": algorithm, "optimizer@_global_.optimizer": optimizer}
         hydra = {"hydra": {"runtime": {"choices": choices}}}
         (directory / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(hydra))
-    assert write_sweep_report(tmp_path).table.keys == ("algorithm",)
+    assert table(tmp_path).keys == ("algorithm",)
 
 
 def test_a_single_test_task_has_no_interval(tmp_path):
@@ -469,8 +475,8 @@ def test_lower_mse_is_better_and_failures_are_listed(tmp_path):
 def test_a_setting_without_a_finite_metric_is_not_the_best(tmp_path):
     write(tmp_path / "0", ["algorithm.inner_lr=0.9"], 0.2, float("nan"))
     write(tmp_path / "1", ["algorithm.inner_lr=0.1"], 0.7, 0.6)
-    table = write_sweep_report(tmp_path).table
-    assert table.best is not None and table.settings[table.best].values == ("0.1",)
+    found = table(tmp_path)
+    assert found.best is not None and found.settings[found.best].values == ("0.1",)
 
 
 def test_without_any_metric_that_is_a_number_no_setting_is_the_best(tmp_path):
