@@ -10,14 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from metadist.kernels import loader
 from metadist.kernels.convolution import Geometry, convolve
 from metadist.kernels.matmul import matmul
-from metadist.models import Conv4
 from metadist.models.batched_layers import norm_relu
 
 
@@ -194,20 +191,3 @@ def test_tensors_with_a_dispatch_of_their_own_are_not_passed_to_kernels(monkeypa
             assert not loader.can_call("unfold", inputs, nn.Parameter(without_memory))
         assert loader.can_call("unfold", inputs, nn.Parameter(inputs), nn.Buffer(inputs), None)
     assert OnGPU(3, 2).is_cuda and not loader.can_use_triton(OnGPU(3, 2))
-
-
-def test_dispatch_modes_see_pytorchs_operations():
-    model, images = Conv4((1, 28, 28), 5, pooling="max"), torch.randn(4, 1, 28, 28)
-    if loader.library("norm_relu_pool") is None:
-        pytest.skip("there is no C++ compiler")
-    assert loader.can_call("norm_relu_pool", images)
-    with FlopCounterMode(display=False) as counted:
-        model(images)
-    position = 2 * 4 * 64 * 9  # products and sums for 4 images and 64 filters of 3×3
-    convolutions = position * (28**2 + 64 * (14**2 + 7**2 + 3**2))
-    assert counted.get_total_flops() == convolutions + 2 * 4 * 64 * 5
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert model(torch.randn(4, 1, 28, 28)).shape == (4, 5)
-    traced = make_fx(model)(images)
-    more = torch.randn(4, 1, 28, 28)
-    torch.testing.assert_close(traced(more), model(more))

@@ -4,9 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from metadist.kernels import fused_block, library
+from metadist.kernels.loader import can_call
 from metadist.kernels.norm_relu_pool import can_fuse_norm_relu_pool
 from metadist.models import Conv4
 from metadist.models.batched_layers import Conv2d, conv_block, norm_relu
@@ -272,3 +276,19 @@ def test_eps_may_be_an_integer():
     layer = nn.BatchNorm2d(16, eps=1, track_running_stats=False)
     inputs = torch.randn(3, 16, 5, 5)
     torch.testing.assert_close(norm_relu(layer, inputs), F.relu(layer(inputs)))
+
+
+@needs_compiler
+def test_dispatch_modes_see_pytorchs_operations():
+    model, images = Conv4((1, 28, 28), 5, pooling="max"), torch.randn(4, 1, 28, 28)
+    assert can_call("norm_relu_pool", images)
+    with FlopCounterMode(display=False) as counted:
+        model(images)
+    position = 2 * 4 * 64 * 9  # products and sums for 4 images and 64 filters of 3×3
+    convolutions = position * (28**2 + 64 * (14**2 + 7**2 + 3**2))
+    assert counted.get_total_flops() == convolutions + 2 * 4 * 64 * 5
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.randn(4, 1, 28, 28)).shape == (4, 5)
+    traced = make_fx(model)(images)
+    more = torch.randn(4, 1, 28, 28)
+    torch.testing.assert_close(traced(more), model(more))
