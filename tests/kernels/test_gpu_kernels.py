@@ -19,7 +19,8 @@ def test_triton_kernels_agree_with_pytorch(tests):
     # The interpreter has to be chosen before the first import of Triton.
     interpreter = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     file = Path(__file__).with_name("gpu_kernels.py")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", tests, file]
+    options = ("--noconftest", "-p", "no:cacheprovider", "-m", tests)
+    command = [sys.executable, "-m", "pytest", *options, file]
     done = subprocess.run(
         command, env=os.environ | interpreter, capture_output=True, text=True, timeout=300
     )
