@@ -1,6 +1,7 @@
 """Components with a mistake in them, as a user may write them."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -10,8 +11,10 @@ from torch import nn
 from metadist.algorithms import MAML
 from metadist.distributed import get_rank
 from metadist.distributed.collectives import init_process_group
+from metadist.distributed.job import current_job
 from metadist.loggers import Logger
 from metadist.models import Conv4
+from metadist.training import Callback
 from metadist.training.strategies import AllReduceStrategy, RpcStrategy
 
 tasks = 0
@@ -64,6 +67,19 @@ class NotCompiledOnRankOne(MAML):
         if get_rank() == 1 and not result.loss.sum() > 0:
             raise ValueError("the loss is not positive")
         return result
+
+
+class InterruptsTorchrun(Callback):
+    """Sends torchrun a SIGINT after three iterations, and waits until the ranks have received it.
+
+    torchrun is the parent of the ranks.
+    """
+
+    def on_iteration_end(self, trainer, output):
+        if trainer.state.iteration == 3:
+            os.kill(os.getppid(), signal.SIGINT)
+            while not current_job().stop_signal:
+                time.sleep(0.01)
 
 
 class SlowToCloseRpc(RpcStrategy):

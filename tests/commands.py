@@ -7,9 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tiny import compose
 from worlds import run_world
 
+from metadist.launchers import RunSpec
+
 ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = {"metadist": "metadist/__main__.py", "worker": "metadist/launchers/worker.py"}
 
 
 class CommandResult(NamedTuple):
@@ -29,16 +33,26 @@ def run_command(
 ) -> list[CommandResult]:
     """Run `experiments/SCRIPT OVERRIDES` from a directory, on `size` ranks; the outcome of each.
 
-    With "metadist" as the script it is `metadist OVERRIDES`.
+    With "metadist" as the script it is `metadist OVERRIDES`, with "worker" a launched worker, whose
+    only argument is a file of `specification`.
     """
     return run_world(command, size, script, overrides, directory, **options)
+
+
+def specification(directory: Path, *overrides: str) -> str:
+    """The file of a job of MAML, composed here once instead of several times on every rank."""
+    directory.mkdir(exist_ok=True)
+    file = directory.with_name(f"{directory.name}.specification.yaml")
+    spec = RunSpec("maml", directory, compose(*overrides), overrides)
+    file.write_text(spec.to_yaml(), encoding="utf-8")
+    return str(file)
 
 
 def command(
     script: str, overrides: tuple[str, ...], directory: Path | None = None
 ) -> CommandResult:
     """Run it in this process, which is a rank; the process must end afterwards."""
-    path = ROOT / ("metadist/__main__.py" if script == "metadist" else f"experiments/{script}")
+    path = ROOT / PROGRAMS.get(script, f"experiments/{script}")
     sys.argv = [str(path), *overrides]
     os.chdir(directory or tempfile.gettempdir())
     files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115

@@ -1,11 +1,11 @@
 """The commands' main functions: whose process they end, and with which exit status."""
 
+import contextlib
+import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
 
 import pytest
 from commands import CommandResult, command, run_command
@@ -17,6 +17,7 @@ from metadist.cli import exit_status
 from metadist.cli.main import is_main_program, maml
 from metadist.config.resolvers import run_stamp
 from metadist.errors import UserError
+from metadist.loggers.console import print_plain
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_sweep_goes_on_after_options_that_do_not_fit(tmp_path):
 
 def twice(*overrides: str) -> tuple[str, str]:
     """The directories of two runs in one process."""
-    sys.argv = ["maml.py", *SMALL, "trainer.eval_tasks=2", "trainer.report=false", *overrides]
+    sys.argv = ["maml.py", *SMALL, "trainer.eval_tasks=2", *overrides]
     stamps = []
     metadist.cli.main.exit_process = lambda status, is_program: stamps.append(run_stamp())
     for _ in range(2):
@@ -102,41 +103,32 @@ def test_a_keyboard_interrupt_is_a_status_without_a_message(capsys):
     assert exit_status(work) == 130 and capsys.readouterr().err == ""
 
 
-def print_result(stream: IO) -> tuple[int, str]:
-    """Exit status and errors of a program that prints a result to a stream of Latin letters."""
-    program = (
-        "from metadist.cli import exit_status\n"
-        "from metadist.loggers.console import print_plain\n"
-        "raise SystemExit(exit_status(lambda: print_plain('90% ± 1% \u2713')))"
-    )
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        stdout=stream,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        timeout=60,
-    )
-    return done.returncode, done.stderr
+def print_result(path: str) -> tuple[int, str]:
+    """Exit status and errors of printing a result to a file that has Latin letters alone."""
+    if path:
+        output = os.open(path, os.O_WRONLY | os.O_CREAT)
+    else:  # a pipe whose reader has ended
+        reader, output = os.pipe()
+        os.close(reader)
+    os.dup2(output, 1)
+    sys.stdout = os.fdopen(1, "w", encoding="ascii")
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        status = exit_status(lambda: print_plain("90% ± 1% \u2713"))
+        sys.stdout.flush()  # as Python does at its end
+    return status, printed.getvalue()
 
 
 def test_a_result_is_printed_in_any_encoding(tmp_path):
-    with (tmp_path / "out").open("w") as stream:
-        assert print_result(stream) == (0, "")
+    assert run_world(print_result, 1, str(tmp_path / "out")) == [(0, "")]
     assert (tmp_path / "out").read_text() == "90% +/- 1% ?\n"
 
 
 def test_a_reader_that_has_ended_is_a_status_without_a_message():
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        assert print_result(stream) == (141, "")
+    assert run_world(print_result, 1, "") == [(141, "")]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_output_is_one_sentence():
-    with Path("/dev/full").open("w") as stream:
-        status, error = print_result(stream)
+    ((status, error),) = run_world(print_result, 1, "/dev/full")
     assert status == 2 and error.startswith("error: cannot write to the standard output (")
     assert error.count("\n") == 1

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from commands import run_command
+from commands import run_command, specification
 from tiny import SMALL
 
 from metadist.launchers.error_reporting import print_error, record_error_in
@@ -25,9 +25,8 @@ def test_only_the_first_error_of_a_job_is_recorded(tmp_path, capsys):
 
 
 def test_a_crashed_run_has_its_error_with_traceback_and_its_environment(tmp_path):
-    broken = ["algorithm._target_=broken_parts.BrokenMAML", "+algorithm.rank=1"]
-    broken += ["~algorithm.adapt", "strategy=allreduce", f"hydra.run.dir={tmp_path}"]
-    results = run_command("maml.py", *SMALL, *broken, size=2)
+    broken = ["~algorithm", "+algorithm._target_=broken_parts.BrokenMAML", "strategy=allreduce"]
+    results = run_command("worker", specification(tmp_path, *SMALL, *broken), size=2)
     assert all(result.status == 1 for result in results)
     error = (tmp_path / "error.txt").read_text()
     assert error.startswith("rank 1 on ") and error.endswith("LookupError: a mistake on purpose\n")
@@ -41,14 +40,15 @@ def test_a_crashed_run_has_its_error_with_traceback_and_its_environment(tmp_path
 def test_a_run_that_crashes_at_its_start_has_its_error_and_a_finished_one_keeps_its_results(
     tmp_path,
 ):
-    broken = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
-    options = (*SMALL, *broken, "~algorithm.adapt", f"hydra.run.dir={tmp_path / 'run'}")
-    run_command("maml.py", *options, size=2)
+    broken = ("~algorithm", "+algorithm._target_=broken_parts.BrokenMAML")
+    options = (*SMALL, *broken, "+algorithm.where=start")
+    run_command("worker", specification(tmp_path / "run", *options), size=2)
     error = (tmp_path / "run" / "error.txt").read_text()
     assert error.startswith("rank 1 on ") and error.endswith("LookupError: a mistake on purpose\n")
     (tmp_path / "run" / "error.txt").unlink()
     (tmp_path / "run" / "results.json").write_text("{}")
-    (outcome,) = run_command("maml.py", *options, "+algorithm.rank=0")
+    file = specification(tmp_path / "run", *options, "+algorithm.rank=0")
+    (outcome,) = run_command("worker", file)
     assert outcome.status == 1 and not (tmp_path / "run" / "error.txt").exists()
 
 

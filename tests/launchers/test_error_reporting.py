@@ -6,15 +6,13 @@ import io
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import CommandResult, command, run_command
+from commands import CommandResult, command, run_command, specification
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 from tiny import SMALL
@@ -36,16 +34,16 @@ HOST = os.uname().nodename
 
 
 def outcomes(directory, *overrides: str, size: int = 2) -> list:
-    return run_command(
-        "maml.py", *SMALL, f"hydra.run.dir={directory}", *overrides, size=size, may_fail=True
-    )
+    file = specification(directory, *SMALL, *overrides)
+    return run_command("worker", file, size=size, may_fail=True)
 
 
 def broken(directory, strategy: str, where: str, rank: int, *overrides: str) -> list:
     return outcomes(
         directory,
         f"strategy={strategy}",
-        "algorithm._target_=broken_parts.BrokenMAML",
+        "~algorithm",
+        "+algorithm._target_=broken_parts.BrokenMAML",
         f"+algorithm.where={where}",
         f"+algorithm.rank={rank}",
         *overrides,
@@ -132,15 +130,15 @@ def test_a_programming_error_in_a_collective_is_not_a_lost_worker(tmp_path):
     assert printed.count("RuntimeError: No backend type associated with device type cpu") == 1
 
 
-def start_late(seconds: float, overrides: tuple[str, ...]) -> CommandResult:
+def start_late(seconds: float, file: str) -> CommandResult:
     if os.environ["RANK"] == "1":
         time.sleep(seconds)
-    return command("maml.py", overrides)
+    return command("worker", (file,))
 
 
 def test_ranks_may_start_further_apart_than_the_timeout_of_lost_ranks(tmp_path):
     options = (*SMALL, "strategy=allreduce", "trainer.iterations=1", "timeout_seconds=4")
-    ranks = run_world(start_late, 2, 6.0, (*options, f"hydra.run.dir={tmp_path}"))
+    ranks = run_world(start_late, 2, 6.0, specification(tmp_path, *options))
     assert [rank.status for rank in ranks] == [0, 0], ranks
 
 
@@ -155,26 +153,24 @@ def test_a_rank_that_is_missing_at_the_rendezvous_is_named_in_time(tmp_path):
     assert "ranks [1] (world size 2) did not arrive within 2 s" in zero.err
 
 
-FULL_PIPE = """
-import os
-from metadist.launchers import error_reporting
-
-reader, writer = os.pipe()
-os.set_blocking(writer, False)
-try:
-    while True:
-        os.write(writer, bytes(4096))
-except BlockingIOError:
+def abort_with_a_full_pipe() -> int:
+    """The exit status of a process whose standard error is a pipe that nobody reads."""
+    _reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-os.dup2(writer, 2)
-error_reporting.END_SECONDS = 1.0
-error_reporting.abort_process("rank 1 was lost")
-"""
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 2)
+        error_reporting.END_SECONDS = 1.0
+        error_reporting.abort_process("rank 1 was lost")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_process_ends_although_nobody_reads_its_error():
-    ended = subprocess.run([sys.executable, "-c", FULL_PIPE], timeout=60)
-    assert ended.returncode == 1
+    assert run_world(abort_with_a_full_pipe, 1, timeout=60) == [1]
 
 
 def test_a_worker_stuck_in_a_task_is_not_waited_for_after_an_error(tmp_path):

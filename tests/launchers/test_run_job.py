@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, CommandResult, command, run_command
+from commands import ROOT, CommandResult, command, run_command, specification
 from omegaconf import OmegaConf
 from tiny import SMALL, compose, records, run_results, train
 from worlds import run_world
@@ -24,23 +24,22 @@ from metadist.launchers.job import JobFailure, attempt_job, check_same_device, r
 OVERRIDES = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 
 
-def no_compiler_on_rank_one(arguments: tuple[str, ...]) -> CommandResult:
+def no_compiler_on_rank_one(file: str) -> CommandResult:
     if os.environ["RANK"] == "1":
         os.environ["CXX"] = "false"
-    return command("maml.py", arguments)
+    return command("worker", (file,))
 
 
 def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
     if native.library("norm_relu_pool") is None:
         pytest.skip("there is no C++ compiler")
     mixed, plain = tmp_path / "mixed", tmp_path / "plain"
-    ranks = run_world(no_compiler_on_rank_one, 2, (*OVERRIDES, f"hydra.run.dir={mixed}"))
+    ranks = run_world(no_compiler_on_rank_one, 2, specification(mixed, *OVERRIDES))
     assert [rank.status for rank in ranks] == [0, 0], ranks
     assert "rank 1 has no working C++ compiler" in ranks[0].out + ranks[0].err
     assert "compiler" not in ranks[1].out + ranks[1].err
-    ranks = run_command(
-        "maml.py", *OVERRIDES, "model.native=false", f"hydra.run.dir={plain}", size=2
-    )
+    file = specification(plain, *OVERRIDES, "model.native=false")
+    ranks = run_command("worker", file, size=2)
     assert "compiler" not in ranks[0].out + ranks[0].err
     losses = [
         [record["train_loss"] for record in records(each) if "train_loss" in record]
@@ -51,7 +50,7 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
 
 def test_a_directory_to_which_another_run_writes_is_refused(tmp_path):
     with locked_directory(tmp_path):
-        ranks = run_command("maml.py", *OVERRIDES, f"hydra.run.dir={tmp_path}", size=2)
+        ranks = run_command("worker", specification(tmp_path, *OVERRIDES), size=2)
     assert [rank.status for rank in ranks] == [2, 2], ranks
     assert f"error: another run is writing to {tmp_path}: wait until it" in ranks[0].err
     assert list(tmp_path.iterdir()) == []
