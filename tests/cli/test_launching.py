@@ -336,11 +336,11 @@ def test_a_job_outside_of_a_sweep_leaves_no_record(tmp_path):
 def ended(directory: Path, failing: int, status: int) -> tuple[int, str, str]:
     """The exit status of a sweep of three jobs, and what it printed."""
     start_sweep(directory, "BasicSweeper")
+    configuration = compose("sweep.on_failure=continue")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         with sweep_jobs():
             for number in range(3):
-                configuration = compose("sweep.on_failure=continue")
                 spec = replace(spec_of(directory, number), configuration=configuration)
                 save_configuration(spec)
                 if number < failing:

@@ -51,12 +51,12 @@ def test_a_failed_job_ends_the_sweep_and_a_second_start_goes_on(tmp_path):
     assert not (tmp_path / "2").exists()
     first = (tmp_path / "0" / "results.json").stat().st_mtime_ns
     # The failed job is corrected; the first is not run again, nor are its results changed.
-    ranks = sweep(tmp_path, "task.ways=3,4,2")
+    ranks = sweep(tmp_path, "task.ways=3,4")
     assert [rank.status for rank in ranks] == [0, 0], ranks
     assert [rank.out.count("job 0 had finished before: ") for rank in ranks] == [1, 0]
     assert (tmp_path / "0" / "results.json").stat().st_mtime_ns == first
     assert not (tmp_path / "1" / "failure.json").exists()
-    assert [results(tmp_path, job)["protocol"]["ways"] for job in range(3)] == [3, 4, 2]
+    assert [results(tmp_path, job)["protocol"]["ways"] for job in range(2)] == [3, 4]
 
 
 class StopsAfterTheTest(Callback):
@@ -197,12 +197,7 @@ def test_a_refused_run_leaves_no_directory_and_torchrun_gets_its_error(tmp_path)
         (["sweep.on_failure=maybe"], "'stop' or 'continue'"),
         (["launcher=torchrun"], "already running under torchrun"),
         (["hydra/sweeper=nowhere"], "nowhere is not an option of hydra/sweeper"),
-        (["logger=[tensorbord]"], "not an option of logger (did you mean tensorboard?)"),
-        (["dataset=/a/b"], "write dataset=folder dataset.root=/a/b."),
         (["dataset=omniglott"], "(did you mean omniglot?): choose one of"),
-        (["dataset.size=9"], "it is an option: write +dataset.size=VALUE"),
-        (["partition=dim0"], "write +partition=VALUE to add it"),
-        (["algorithm._target_=my_modul.Mine"], "there is no module my_modul: install it"),
         (["algorithm._target_=metadist.algorithms.Mam"], "(did you mean MAML?)"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
