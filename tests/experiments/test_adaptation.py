@@ -57,10 +57,12 @@ def test_missing_folder_is_a_user_error(tmp_path):
 
 
 def sinusoid(directory, *overrides, trained=True):
-    x = build_experiment(compose(*OVERRIDES, *overrides), directory, "maml")
+    configuration = compose(*OVERRIDES, *overrides)
+    x = build_experiment(configuration, directory, "maml")
     if trained:
         Trainer(x).run()
-        x = build_experiment(compose(*OVERRIDES, *overrides, "resume=auto"), directory, "maml")
+        configuration.resume = "auto"
+        x = build_experiment(configuration, directory, "maml")
     return x
 
 

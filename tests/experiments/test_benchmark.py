@@ -278,6 +278,7 @@ def test_the_gpu_benchmark_on_a_cpu(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("metadist.training.outer_step.compile_outer_step", compile_or_fail)
     monkeypatch.setattr("benchmarks.gpu_speed.REPEATS", 1)
+    monkeypatch.setattr("benchmarks.gpu_speed.DISTINCT_TASKS", 8)
     run_command(monkeypatch, "gpu", "--device", "cpu", "--quick", "--out", str(tmp_path))
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert [each["result"] for each in found["parity"]] == ["pass"] * 8

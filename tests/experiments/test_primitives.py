@@ -39,6 +39,12 @@ def torchrun(*arguments: object, ranks: int = 2) -> list[str]:
 def test_hello_world():
     (alone,) = run(sys.executable, str(PRIMITIVES / "hello_world.py"))
     assert alone.startswith("Hello from a single process")
+    (one,) = run(sys.executable, str(PRIMITIVES / "hello_world.py"), RANK="1", WORLD_SIZE="3")
+    assert one.startswith("Hello from rank 1 of 3")
+
+
+@pytest.mark.slow
+def test_hello_world_under_torchrun():
     lines = torchrun(PRIMITIVES / "hello_world.py", ranks=3)
     assert [re.sub(r"\d+\)", "N)", line) for line in lines] == [
         f"Hello from rank {rank} of 3 (process N)" for rank in range(3)

@@ -21,6 +21,7 @@ from reproduction.runs import PresetRun, Runner
 from reproduction.table import markdown
 from reproduction_folders import create_failed_run, create_run
 from tiny import run_results
+from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.launchers.torchrun import TorchrunLauncher
@@ -125,29 +126,27 @@ def test_a_signal_stops_all_runs_and_the_next_start_resumes_them(tmp_path, monke
     assert sum("already finished" in message for message in messages) == 3
 
 
-PARENT = """
-import pathlib, signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-sys.path.insert(0, "experiments")
-from metadist.launchers.torchrun import TorchrunLauncher
-from reproduction.runs import PresetRun, Runner
-folder = pathlib.Path(sys.argv[1])
-child = "import sys; open('ready', 'w'); sys.stdin.read(); open('ended', 'w')"
-child = f"import os; os.chdir({str(folder)!r}); {child}"
-TorchrunLauncher.command = lambda *_: [sys.executable, "-c", child]
-Runner(1, 1, {}, print).run([PresetRun("maml_sinusoid", "sinusoid", 0, 5, (), folder)])
-"""
+def kill_the_parent_of_a_run(directory: Path, number: int) -> None:
+    """End the process that has started a run by a signal, and wait until the run has ended."""
+    child = "import sys; open('ready', 'w'); sys.stdin.read(); open('ended', 'w')"
+    child = f"import os; os.chdir({str(directory)!r}); {child}"
+    TorchrunLauncher.command = lambda *_: [sys.executable, "-c", child]
+    parent = os.fork()
+    if parent == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        Runner(1, 1, {}, lambda text: None).run([preset_run(directory)])
+        os._exit(0)
+    wait_for((directory / "ready").exists, 60)
+    os.kill(parent, number)
+    os.waitpid(parent, 0)
+    wait_for((directory / "ended").exists, 60)
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
 def test_runs_end_with_a_parent_that_is_killed(tmp_path, number):
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT)
-    for name in ("ready", "ended"):
-        wait_for((tmp_path / name).exists, 60)
-        parent.send_signal(number)
-        parent.wait(30)
+    run_world(kill_the_parent_of_a_run, 1, tmp_path, number)
 
 
 def test_runs_started_by_hand_are_found_with_their_options(tmp_path):

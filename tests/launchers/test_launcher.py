@@ -4,7 +4,6 @@ import contextlib
 import io
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,21 +271,8 @@ def test_the_environment_of_the_workers(monkeypatch, tmp_path):
     assert environment["METADIST_ERROR_FILE"] == str(tmp_path / "worker_error.txt")
 
 
-def test_torchruns_status_tells_and_its_report_is_left_out(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import sys; print('said', file=sys.stderr); sys.exit(2)")
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "metadist.distributed.torchrun_agent", "--standalone", str(script)],
-        stdin=subprocess.PIPE,  # its end would stop the job
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert agent.wait(60) == 2
-    assert agent.stderr.read().strip() == "said"
-
-
 LISTENING = """
-import contextlib, os
+import contextlib, os, sys
 from pathlib import Path
 
 files = set()
@@ -300,10 +286,12 @@ for table in ("tcp", "tcp6"):
             row = line.split()
             if row[3] == "0A" and f"socket:[{row[9]}]" in files:
                 print(row[1])
+print("said", file=sys.stderr)
+sys.exit(2)
 """
 
 
-def test_the_agent_of_one_node_opens_no_port(tmp_path):
+def test_the_agent_of_one_node_opens_no_port_and_its_report_is_left_out(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LISTENING)
     launcher, spec = TorchrunLauncher(nproc_per_node=1), spec_of()
@@ -313,10 +301,12 @@ def test_the_agent_of_one_node_opens_no_port(tmp_path):
         env=launcher.environment(spec, 0),
         stdin=subprocess.PIPE,  # its end would stop the job
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert agent.wait(60) == 0
+    assert agent.wait(60) == 2
     assert agent.stdout.read() == "of the agent: True\n"
+    assert agent.stderr.read().strip() == "said"
 
 
 @pytest.mark.parametrize("when", ["before", "while it starts"])

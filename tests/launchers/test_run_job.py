@@ -3,13 +3,14 @@
 import contextlib
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from commands import ROOT, CommandResult, command, run_command, specification
-from omegaconf import OmegaConf
-from tiny import SMALL, compose, records, run_results, train
+from omegaconf import DictConfig, OmegaConf
+from tiny import SMALL, compose, records, run_results
 from worlds import run_world
 
 from metadist import kernels as native
@@ -78,10 +79,9 @@ def test_the_step_is_compiled_on_all_ranks_or_none(tmp_path, strategy):
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
-def run_in_own_directory(directory: str) -> tuple[str, bool]:
+def run_in_own_directory(directory: Path, configuration: DictConfig) -> tuple[str, bool]:
     """What a rank says whose run directory is not that of the others."""
-    configuration = compose(*SMALL, "strategy=allreduce", "resume=auto")
-    spec = RunSpec("maml", Path(directory) / str(get_rank()), configuration)
+    spec = RunSpec("maml", directory / str(get_rank()), configuration)
     try:
         attempt_job(spec)
     except JobFailure as failure:
@@ -89,27 +89,29 @@ def run_in_own_directory(directory: str) -> tuple[str, bool]:
     return "finished", False
 
 
-def test_ranks_that_see_different_checkpoints_do_not_train(tmp_path):
-    train(str(tmp_path / "0"), "strategy=local", "trainer.iterations=2")
-    for message, in_job in run_world(run_in_own_directory, 2, str(tmp_path)):
-        assert "the ranks found checkpoints of different iterations, [0, 2]" in message and in_job
+def test_ranks_that_see_different_checkpoints_do_not_train(tmp_path, maml):
+    shutil.copytree(maml, tmp_path / "0")
+    configuration = compose(*SMALL, "strategy=allreduce", "resume=auto")
+    for message, in_job in run_world(run_in_own_directory, 2, tmp_path, configuration):
+        assert "the ranks found checkpoints of different iterations, [0, 4]" in message and in_job
 
 
-def chunk_size_of_all_ranks(directory: str, own: tuple[int, ...]) -> object:
+def chunk_size_of_all_ranks(directory: Path, configuration: DictConfig, own: tuple) -> object:
     """The number of tasks in a chunk of a rank whose memory allows `own` ones."""
-    options = ("strategy=allreduce", f"trainer.task_chunk_size={own[get_rank()]}")
+    configuration.trainer.task_chunk_size = own[get_rank()]
     built = []
-    run_job(RunSpec("maml", Path(directory), compose(*SMALL, *options)), on_built=built.append)
+    run_job(RunSpec("maml", directory, configuration), on_built=built.append)
     return built[0].train_mapper.chunk_size
 
 
 def test_ranks_of_unequal_memory_have_the_chunks_of_the_smallest(tmp_path):
-    assert run_world(chunk_size_of_all_ranks, 2, str(tmp_path), (2, 1)) == [1, 1]
+    configuration = compose(*SMALL, "strategy=allreduce", "trainer.iterations=1")
+    assert run_world(chunk_size_of_all_ranks, 2, tmp_path, configuration, (2, 1)) == [1, 1]
 
 
-def results_and_files(directory: str) -> tuple:
+def results_and_files(directory: Path, configuration: DictConfig) -> tuple:
     built = []
-    spec = RunSpec("maml", Path(directory), compose(*SMALL), ("a=1",))
+    spec = RunSpec("maml", directory, configuration, ("a=1",))
     results = run_job(spec, on_built=built.append)
     with contextlib.redirect_stderr(io.StringIO()):
         print_error("error: of what follows the job")
@@ -117,10 +119,11 @@ def results_and_files(directory: str) -> tuple:
 
 
 def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
-    assert run_world(results_and_files, 2, str(tmp_path)) == [(7, 1), (None, 1)]
+    configuration = compose(*SMALL)
+    assert run_world(results_and_files, 2, tmp_path, configuration) == [(7, 1), (None, 1)]
     assert not (tmp_path / "error.txt").exists()
     saved = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
-    assert saved == compose(*SMALL)
+    assert saved == configuration
     assert OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml") == ["a=1"]
     assert run_results(tmp_path)["world_size"] == 2
 
@@ -178,9 +181,8 @@ def run_restarted(directory: str, named: str) -> None:
     run_job(RunSpec("maml", Path(directory), compose(*SMALL, "strategy=local", f"resume={named}")))
 
 
-def test_a_restarted_run_resumes_from_the_named_checkpoint_until_it_has_its_own(tmp_path):
-    train(str(tmp_path / "first"), "strategy=local", "trainer.iterations=2")
-    named = tmp_path / "first" / "checkpoints" / "iteration-00000002.pt"
+def test_a_restarted_run_resumes_from_the_named_checkpoint_until_it_has_its_own(tmp_path, maml):
+    named = maml / "checkpoints" / "iteration-00000002.pt"
     run_world(run_restarted, 1, str(tmp_path / "run"), str(named))
     steps = [each["iteration"] for each in records(tmp_path / "run") if "train_loss" in each]
     assert steps == [3, 4]
