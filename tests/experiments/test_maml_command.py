@@ -64,7 +64,6 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
     assert without_times(records(resumed)) == without_times(records(uninterrupted))
 
 
-@pytest.mark.slow
 def test_an_error_under_torchrun_is_reported_once_and_ends_all_processes(tmp_path):
     process = start("task.ways=50", f"hydra.run.dir={tmp_path / 'run'}")
     output, _ = process.communicate(timeout=300)
