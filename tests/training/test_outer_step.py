@@ -44,10 +44,10 @@ from metadist.training.outer_step import (
 )
 
 
-def sinusoid() -> tuple[MAML, FewShotTasks]:
+def sinusoid(inner_steps: int = 2) -> tuple[MAML, FewShotTasks]:
     torch.manual_seed(0)
     model = MLP((1,), 1, hidden=[8], batch_norm=False)
-    return MAML(model, True, 0.01, 2).train(), FewShotTasks(Sinusoid(), 1, 5, 5)
+    return MAML(model, True, 0.01, inner_steps).train(), FewShotTasks(Sinusoid(), 1, 5, 5)
 
 
 def glyphs(algorithm: type = MAML) -> tuple[MAML, FewShotTasks]:
@@ -107,7 +107,7 @@ class InfiniteMetric(MAML):
 
 def test_an_infinite_metric_of_a_padding_task_does_not_count(form):
     learner, tasks = sinusoid()
-    learner = InfiniteMetric(learner.model, True, 0.01, 2).train()
+    learner = InfiniteMetric(learner.model, True, 0.01).train()
     learner.batches_tasks = True
     compiled = response(learner, tasks, 3, CompileOptions(f"infinite metric, {form}", 4))
     assert compiled.value.metrics["odd"].item() == torch.inf
@@ -115,7 +115,7 @@ def test_an_infinite_metric_of_a_padding_task_does_not_count(form):
 
 def test_a_step_whose_loop_depends_on_values_is_compiled(form, caplog):
     tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
-    learner = IMAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01, inner_steps=2)
+    learner = IMAML(MLP((1,), 1, [8], batch_norm=False), True, 0.01, inner_steps=1, cg_steps=2)
     eager = response(learner.train(), tasks, 4)
     compiled = response(learner, tasks, 4, CompileOptions(f"conjugate gradients, {form}", 4))
     assert "runs eagerly" not in caplog.text
@@ -237,14 +237,14 @@ def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
 
 
 def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog, monkeypatch):
-    monkeypatch.setattr("metadist.training.outer_step._RECOMPILE_LIMIT", 3)
+    monkeypatch.setattr("metadist.training.outer_step._RECOMPILE_LIMIT", 2)
     caplog.set_level(logging.INFO, "metadist")
-    learner, options = sinusoid()[0], CompileOptions("shapes", 2, "cudagraphs")
-    for queries in range(1, 5):
+    learner, options = sinusoid(1)[0], CompileOptions("shapes", 2, "cudagraphs")
+    for queries in range(1, 4):
         response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, options)
-    assert captured == [2] * 3
+    assert captured == [2] * 2
     (line,) = caplog.messages
-    assert "it cannot be captured as a CUDA graph (more than 3 combinations of" in line
+    assert "it cannot be captured as a CUDA graph (more than 2 combinations of" in line
 
 
 class Counts(MAML):
@@ -276,7 +276,7 @@ class Draws(MAML):
 def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured, caplog):
     caplog.set_level(logging.INFO, "metadist")
     (model, tasks), options = sinusoid(), CompileOptions(reason, 4, "cudagraphs")
-    learner = algorithm(model.model, True, 0.01, 2).train()
+    learner = algorithm(model.model, True, 0.01).train()
     losses = {response(learner, tasks, 4, options).value.loss.item() for _ in range(3)}
     assert len(losses) == 3
     (line,) = caplog.messages
@@ -284,7 +284,7 @@ def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured,
 
 
 def test_a_hook_that_was_added_is_called(captured):
-    (learner, tasks), options = sinusoid(), CompileOptions("hooks", 4, "cudagraphs")
+    (learner, tasks), options = sinusoid(1), CompileOptions("hooks", 4, "cudagraphs")
     before = response(learner, tasks, 4, options).value.loss
     with learner.model.register_forward_hook(lambda module, inputs, outputs: outputs + 100):
         assert response(learner, tasks, 4, options).value.loss > 100 * before
@@ -441,7 +441,7 @@ class DependsOnValues(MAML):
 
 def test_a_step_that_cannot_be_compiled_runs_eagerly_with_one_line(caplog):
     learner, tasks = sinusoid()
-    learner = DependsOnValues(learner.model, True, 0.01, 2).train()
+    learner = DependsOnValues(learner.model, True, 0.01).train()
     options = CompileOptions("depends on values", 4)
     with caplog.at_level(logging.WARNING, "metadist"):
         first = response(learner, tasks, 4, options)

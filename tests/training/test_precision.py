@@ -1,13 +1,16 @@
 """Precision of the tasks' computation: bfloat16, and TensorFloat-32 where there is none."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
-from tiny import build, records, without_times
+from omegaconf import DictConfig
+from tiny import SMALL, build, compose, records, without_times
 from worlds import run_world
 
 from metadist.algorithms import MAML, Reptile
+from metadist.config import build_experiment
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -146,9 +149,13 @@ def test_an_algorithm_with_buffers_and_random_numbers():
     assert {each.dtype for each in found.value.buffers.values()} == {torch.float64}
 
 
-def trained(directory: str, *overrides: str) -> tuple[str | None, set[torch.dtype]]:
+def in_bf16(strategy: str) -> DictConfig:
+    return compose(*SMALL, *strategy.split(), BF16, "trainer.iterations=2")
+
+
+def trained(directory: Path, configuration: DictConfig) -> tuple[str | None, set[torch.dtype]]:
     """Train; the precision in the results, and the types of parameters and gradients."""
-    x = build(directory, *overrides, BF16)
+    x = build_experiment(configuration, directory, "maml")
     results = Trainer(x).run()
     kept = {t.dtype for p in x.learner.parameters() for t in (p, p.grad) if t is not None}
     return results["environment"]["precision"] if results else None, kept
@@ -157,24 +164,22 @@ def trained(directory: str, *overrides: str) -> tuple[str | None, set[torch.dtyp
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory):
     directory = tmp_path_factory.mktemp("one")
-    assert trained(str(directory), "strategy=local") == ("bf16", {torch.float32})
+    assert trained(directory, in_bf16("strategy=local")) == ("bf16", {torch.float32})
     return without_times(records(directory))
 
 
 @pytest.mark.parametrize(
     ("strategy", "same_bits"),
     [
-        (["strategy=rpc"], True),
-        (["strategy=allreduce"], True),
+        ("strategy=rpc", True),
+        ("strategy=allreduce", True),
         # These sum in float32.
-        pytest.param(
-            ["strategy=rpc", "strategy.gradient=dist_autograd"], False, marks=pytest.mark.slow
-        ),
-        pytest.param(["strategy=allreduce", "strategy.engine=ddp"], False, marks=pytest.mark.slow),
+        pytest.param("strategy=rpc strategy.gradient=dist_autograd", False, marks=pytest.mark.slow),
+        pytest.param("strategy=allreduce strategy.engine=ddp", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_in_bf16_on_two_workers(tmp_path, one_worker, strategy, same_bits):
-    first, other = run_world(trained, 2, str(tmp_path), *strategy)
+    first, other = run_world(trained, 2, tmp_path, in_bf16(strategy))
     assert first == ("bf16", {torch.float32}) and other[1] == {torch.float32}
     found = without_times(records(tmp_path))
     assert found[0]["train_loss"] == pytest.approx(one_worker[0]["train_loss"], rel=0.01)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import SMALL, build, compose, train
+from tiny import SMALL, build, compose, train_world
 from worlds import run_world
 
 from metadist.algorithms import TaskResult
@@ -25,14 +25,12 @@ def text(directory: Path) -> str:
 
 
 def test_predictions_are_those_of_the_learner_in_every_world(tmp_path):
+    options = ("trainer.eval_seed=9", "trainer.iterations=1", "trainer.eval_every=0")
     for strategy, size in WORLDS:
-        options = (f"strategy={strategy}", "trainer.eval_seed=9")
-        run_world(train, size, str(tmp_path / f"{strategy}{size}"), *options)
-    x = build(tmp_path / "again", "strategy=local", "trainer.eval_seed=9")
+        train_world(size, tmp_path / strategy, *options, f"strategy={strategy}")
+    x = build(tmp_path / "again", *options, "strategy=local")
     results = Trainer(x).run()
-    assert {text(tmp_path / f"{strategy}{size}") for strategy, size in WORLDS} == {
-        text(tmp_path / "again")
-    }
+    assert {text(tmp_path / strategy) for strategy, _ in WORLDS} == {text(tmp_path / "again")}
     records = read_test_predictions(tmp_path / "again")
     learner = x.learner.eval()
     for record, key in zip(records, task_keys(9, "test", 0, range(7)), strict=True):
@@ -110,6 +108,7 @@ def test_regression_has_targets_and_predictions(tmp_path):
         assert record["mse"] == pytest.approx(mse, rel=1e-3)
     mean = sum(record["mse"] for record in records) / 7
     assert results["test_mse"] == pytest.approx(mean, rel=1e-12)
+    assert "test_accuracy" not in results
 
 
 def test_a_learner_without_predictions_leaves_them_out(tmp_path):

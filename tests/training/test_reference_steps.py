@@ -1,15 +1,19 @@
 """One outer step of the trainer, of every strategy, against the algorithm's formula by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from tiny import build
+from omegaconf import DictConfig
+from tiny import SMALL, compose
 from torch.func import grad
 from worlds import run_world
 
+from metadist.config import build_experiment
 from metadist.loggers import LoggerCollection
 from metadist.tasks import task_keys
-from metadist.training import Trainer
+from metadist.training import Experiment, Trainer
 
 INNER, OUTER, TASKS = 0.02, 0.3, 5
 OPTIONS = (
@@ -21,8 +25,13 @@ OMIT = ("++dataset.", "model.", "task.", "trainer.meta")
 REPTILE = ("algorithm=reptile", "algorithm.inner_optimizer=sgd", "algorithm.inner_batch_size=null")
 
 
-def experiment(directory: str, *overrides: str):
-    x = build(directory, *overrides, *OPTIONS, omit=OMIT)
+def configuration(*overrides: str) -> DictConfig:
+    small = [override for override in SMALL if not override.startswith(OMIT)]
+    return compose(*small, *overrides, *OPTIONS)
+
+
+def experiment(directory: Path, composed: DictConfig) -> Experiment:
+    x = build_experiment(composed, directory, "maml")
     x.learner.double()
     sample = x.tasks.sample
 
@@ -39,9 +48,9 @@ def experiment(directory: str, *overrides: str):
     return x
 
 
-def step(directory: str, *overrides: str) -> tuple | None:
+def step(directory: Path, composed: DictConfig) -> tuple | None:
     """Loss, gradient norm and parameters after one outer step."""
-    x = experiment(directory, *overrides)
+    x = experiment(directory, composed)
     x.strategy.open()
     found = None
     if x.strategy.is_driver:
@@ -111,11 +120,11 @@ QUICK = {("fomaml", "local"), ("reptile", "rpc"), *(("maml", strategy) for strat
     ],
 )
 def test_an_outer_step(tmp_path, kind, strategy, size):
-    overrides = (*ALGORITHMS[kind], "algorithm.inner_steps=3", f"strategy={strategy}")
-    loss, norm, weights = by_hand(
-        experiment(tmp_path / "here", *overrides[:-1], "strategy=local"), kind, 3
-    )
-    for found in run_world(step, size, str(tmp_path), *overrides):
+    overrides = (*ALGORITHMS[kind], "algorithm.inner_steps=3")
+    here = experiment(tmp_path / "here", configuration(*overrides, "strategy=local"))
+    loss, norm, weights = by_hand(here, kind, 3)
+    composed = configuration(*overrides, f"strategy={strategy}")
+    for found in run_world(step, size, tmp_path / "world", composed):
         if found is None:
             continue
         assert found[0] == pytest.approx(loss, rel=1e-10)
