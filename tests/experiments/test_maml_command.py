@@ -11,6 +11,8 @@ from commands import ROOT, CommandResult, command, run_command, specification
 from tiny import SMALL, records, run_results, train, without_times
 from worlds import run_world
 
+from metadist.distributed.process_exit import flush_streams
+
 TORCHRUN = [
     sys.executable,
     "-m",
@@ -147,6 +149,7 @@ def without_standard_output(*overrides: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         runpy.run_path(str(ROOT / "experiments/maml.py"), run_name="__main__")
     assert not exit_.value.code
+    assert flush_streams()  # as a program does at its end
 
 
 def test_a_program_may_start_without_standard_output(tmp_path):
