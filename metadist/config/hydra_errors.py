@@ -21,14 +21,11 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from metadist.config.instantiate import locate_target
 from metadist.config.own_defaults import GIVEN
-from metadist.config.schema import NOT_IN_DEFAULTS, Settings, nearest_key
+from metadist.config.schema import LISTS, NOT_IN_DEFAULTS, Settings, nearest_key
 from metadist.errors import UserError, did_you_mean
 
 _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 """Hydra's sweepers and launchers that the extra `sweeps` installs."""
-
-_LISTS = ("logger", "callbacks")
-"""Groups that take a list of options."""
 
 _CLASSES = ("algorithm", "dataset", "model", "optimizer", "reducer", "scheduler")
 """Groups in which `GROUP._target_` names a class of the user's own."""
@@ -107,7 +104,7 @@ def _advice(text: str) -> str | None:
             "[pkg://metadist.conf] in it, or add a directory of options by --config-dir instead."
         )
     if match := re.match(r"Could not delete '([\w/]+)'. No match in the defaults list", text):
-        advice = f"write {match[1]}=[] for none" if match[1] in _LISTS else "leave it out"
+        advice = f"write {match[1]}=[] for none" if match[1] in LISTS else "leave it out"
         return f"~{match[1]} deletes no option of the defaults list: {advice}."
     if match := re.match(r"Multiple values for (\S+)\. To override a value use '.*: (\S+)'", text):
         return (
@@ -117,7 +114,7 @@ def _advice(text: str) -> str | None:
     if text.startswith("Config group override must be a string or a list. Got NoneType"):
         return (
             "a group takes the name of an option, not null: write GROUP=NAME, as in "
-            f"scheduler=none, or [] for none of {' and '.join(_LISTS)}."
+            f"scheduler=none, or [] for none of {' and '.join(LISTS)}."
         )
     if match := re.match(r"Could not append to config\. An item is already at '(\S+)'\.", text):
         return (
@@ -127,7 +124,7 @@ def _advice(text: str) -> str | None:
         return f"{match[1]}={match[2]} does not fit: give a value of the type that {match[1]} has."
     if match := re.match(r"Ambiguous value for argument '(\S+?)=(.*?)' 1\. ", text):
         one = f"'{match[1]}=\"{match[2]}\"' for a text with commas"
-        if match[1] in _LISTS:
+        if match[1] in LISTS:
             one = f"'{match[1]}=[{match[2]}]' for all of them in one run"
         return (
             f"{match[1]}={match[2]} has several values: add -m to sweep over them, or write {one}."
@@ -253,7 +250,7 @@ def _unknown_key(key: str, node: DictConfig) -> str:
     is_own_class = target and not str(target).startswith(("metadist.", "torch."))
     if not is_own_class and not kwargs and (others := _options_with(path, name)):
         advice = "add this option" if len(others) == 1 else "add one of these"
-        if path in _LISTS:
+        if path in LISTS:
             chosen = [option for option in _group_options(_CONF, path) if option in node]
             advice = f"add '{path}=[{','.join([*chosen, others[0]])}]'"
         return (

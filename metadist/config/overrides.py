@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from metadist.config.hydra_errors import describe_error
+from metadist.config.schema import LISTS
 from metadist.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -71,8 +72,10 @@ def replace_options(configuration: DictConfig, hydra_node: HydraConf) -> None:
     remaining = [o for o in top_level if not is_node(configuration, o.key_or_group)]
     preset: Mapping[str, str | None] = {}
     # Composing takes time: without values of a preset or of the user there is nothing to drop.
+    # Loggers, callbacks and Hydra's own options set values of their own alone.
     is_users = name not in _PRIMARY
-    has_values = is_users or any(o.key_or_group in choices for o in remaining)
+    groups = {o.key_or_group for o in remaining}.intersection(choices)
+    has_values = is_users or any(g not in LISTS and not g.startswith("hydra/") for g in groups)
     if len(remaining) < len(top_level) and has_values:
         preset_lines = [str(override.input_line) for override in remaining]
         composed = hydra.compose(name, [*searchpath, *preset_lines], return_hydra_config=True)

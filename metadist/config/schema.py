@@ -18,6 +18,8 @@ from metadist.errors import UserError
 NOT_IN_DEFAULTS = ("experiment", "partition")
 """Groups that are not in the defaults list, so that Hydra requires the plus: +partition=dim0."""
 
+LISTS = ("logger", "callbacks")
+"""Groups that take a list of options."""
 
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.select:\s*)?([A-Za-z_]\w*)\s*[.\[},]")
 """An interpolation of an absolute key; other resolvers have a colon after the name."""

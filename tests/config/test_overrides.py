@@ -228,3 +228,13 @@ def test_choosing_an_option_without_a_preset_logs_nothing(caplog):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("ddp", ["model=mlp", "logger=console"])
     assert cfg.model.running_statistics is True and not caplog.messages
+
+
+def test_options_that_set_no_values_of_others_are_composed_once(monkeypatch):
+    calls, compose_with_hydra = [], hydra.compose
+    monkeypatch.setattr(
+        hydra, "compose", lambda *a, **k: calls.append(a) or compose_with_hydra(*a, **k)
+    )
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        compose("maml", ["strategy=local", "logger=jsonl", "callbacks=ema", "seed=1"])
+    assert len(calls) == 1
