@@ -130,16 +130,18 @@ def without_best(calls: list[str]) -> list[str]:
     return [call for call in calls if not call.startswith("best")]
 
 
+UNTIL_ITERATION_THREE = [
+    *("start 0", "iteration 1", "iteration 2", "validation 2", "iteration-00000002.pt"),
+    "iteration 3",
+]
+"""What a Recorder records, without the best checkpoints."""
+
+
 def test_hooks_are_called_in_order(tmp_path):
     calls = train(str(tmp_path), "strategy=local", mine("Recorder"))["calls"]
     assert next(call for call in calls if call.startswith("best")) == "best-00000002.pt"
     assert without_best(calls) == [
-        "start 0",
-        "iteration 1",
-        "iteration 2",
-        "validation 2",
-        "iteration-00000002.pt",
-        "iteration 3",
+        *UNTIL_ITERATION_THREE,
         "iteration 4",
         "validation 4",
         "iteration-00000004.pt",
@@ -156,12 +158,7 @@ def test_a_callback_of_any_driver_stops_training(tmp_path, three, strategy, size
     assert results["iterations"] == results["tested_iteration"] == 3
     assert "best-00000002.pt" in results["calls"]
     assert without_best(results["calls"]) == [
-        "start 0",
-        "iteration 1",
-        "iteration 2",
-        "validation 2",
-        "iteration-00000002.pt",
-        "iteration 3",
+        *UNTIL_ITERATION_THREE,
         "validation 3",
         "iteration-00000003.pt",
         "test",
