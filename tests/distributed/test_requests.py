@@ -18,6 +18,7 @@ from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
+from metadist.distributed.rendezvous import wait_for_keys
 from metadist.distributed.requests import SubtreeRequest
 from metadist.distributed.responses import RemoteFailure
 from metadist.distributed.transport import Request, current_transport, open_transport
@@ -328,30 +329,30 @@ def test_a_request_to_the_own_process_copies_arguments_and_results_like_others()
     assert own[5] == ["RemoteError", "TypeError", "RemoteError"]
 
 
-def sleep(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
+def wait_for(key: str) -> bool:
+    return not wait_for_keys(current_transport().store, [key], timeout=50.0)
 
 
 @todist.auto_init_rpc()
 def time_out(ranks: list[int]) -> list:
-    results = []
+    results: list = []
     for rank in ranks if todist.get_rank() == 0 else ():
-        for timeout in (0.2, 0, None):
-            started = time.perf_counter()
-            try:
-                results.append(
-                    todist.remote_sync_call(sleep, args=(1.5,), partitioner=rank, timeout=timeout)
-                )
-            except TimeoutError as error:
-                results.append(str(error))
-                assert time.perf_counter() - started < 1.2
+        waiting = {
+            timeout: todist.remote_async_call(
+                wait_for, args=(f"timed out/{rank}",), partitioner=rank, timeout=timeout
+            )
+            for timeout in (0.2, 0, None)
+        }
+        with pytest.raises(TimeoutError) as caught:
+            waiting[0.2].wait()
+        current_transport().store.set(f"timed out/{rank}", "yes")
+        results += [str(caught.value), waiting[0].wait(), waiting[None].wait()]
     return results
 
 
 def test_a_request_to_the_own_process_has_the_timeout_of_others():
     results = run_world(time_out, 2, [0, 1])[0]
-    assert results[1:3] == results[4:] == [1.5, 1.5]
+    assert results[1:3] == results[4:] == [True, True]
     for rank in (0, 1):
         assert results[3 * rank].startswith(f"worker{rank} (rank {rank}")
         assert "did not respond within 0.2 s: set a longer timeout" in results[3 * rank]
