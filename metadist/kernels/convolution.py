@@ -9,7 +9,8 @@ number of times in reverse mode; forward-mode derivatives (`torch.autograd.forwa
 `is_grads_batched` need layers with `native=False`.
 """
 
-import ctypes
+from ctypes import Structure
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from metadist.kernels.loader import (
     can_call,
     can_use_triton,
     in_memory,
+    int64_fields,
 )
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
@@ -30,21 +32,20 @@ Pair = tuple[int, int]
 """Two numbers, for the vertical and the horizontal dimension."""
 
 
-class ConvShape(ctypes.Structure):
+class ConvShape(Structure):
     """The shape of a convolution, with the fields of the C++ struct."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in ("tasks", "images", "height", "width", "in_channels", "out_channels")
-    )
+    _fields_ = int64_fields("tasks", "images", "height", "width", "in_channels", "out_channels")
+
+
+GEOMETRY_FIELDS = int64_fields(
+    "kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w"
+)
+"""The fields of a `Geometry` in C++ structs."""
 
 
 class _DirectShape(ConvShape):
-    _fields_ = tuple(
-        (f"{name}_{dimension}", ctypes.c_int64)
-        for name in ("kernel", "stride", "padding")
-        for dimension in ("h", "w")
-    )
+    _fields_ = GEOMETRY_FIELDS
 
 
 class Geometry(NamedTuple):
@@ -170,9 +171,7 @@ def _call(
     assert source is not None  # see `can_convolve`
     shape = ConvShape(*inputs.shape, out_channels)
     if source == _DIRECT:
-        shape = _DirectShape(
-            *inputs.shape, out_channels, *(number for pair in geometry for number in pair)
-        )
+        shape = _DirectShape(*inputs.shape, out_channels, *chain(*geometry))
     call(source, function, inputs.dtype, shape, *arguments)
 
 

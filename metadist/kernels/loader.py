@@ -191,6 +191,11 @@ def pytorch_operations() -> Iterator[None]:
 _tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
+def int64_fields(*names: str) -> tuple[tuple[str, type[ctypes.c_int64]], ...]:
+    """The fields of a `ctypes.Structure` that is a struct of `int64_t` in C++."""
+    return tuple((name, ctypes.c_int64) for name in names)
+
+
 def call(
     name: str,
     function: str,

@@ -1,13 +1,20 @@
 """Batched matrix products that are bit-identical for any number of tasks."""
 
-import ctypes
+from ctypes import Structure
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import call, can_call, has_memory, in_functorch, is_traced
+from metadist.kernels.loader import (
+    call,
+    can_call,
+    has_memory,
+    in_functorch,
+    int64_fields,
+    is_traced,
+)
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
@@ -19,11 +26,8 @@ _BLOCK_ROWS = 8192
 """The most rows that a GPU multiplies at once; see `_row_blocks`."""
 
 
-class _Shape(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in ("tasks", "rows", "depth", "width", "transpose_a", "transpose_b")
-    )
+class _Shape(Structure):
+    _fields_ = int64_fields("tasks", "rows", "depth", "width", "transpose_a", "transpose_b")
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True) -> Tensor:

@@ -5,9 +5,9 @@ the separate operations take longer than the convolutions between them. Batch no
 batched over tasks, is also in PyTorch.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable
+from ctypes import Structure
 from typing import Any, TypeGuard
 
 import torch
@@ -20,6 +20,7 @@ from metadist.kernels.loader import (
     can_call,
     can_use_triton,
     in_memory,
+    int64_fields,
 )
 
 _SOURCE = "norm_relu_pool"
@@ -30,11 +31,8 @@ _DIMENSIONS = {nn.BatchNorm1d: (1, 2), nn.BatchNorm2d: (3,)}
 """How many more dimensions than the weight a norm's inputs may have."""
 
 
-class _Shape(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in ("tasks", "images", "height", "width", "channels", "window")
-    )
+class _Shape(Structure):
+    _fields_ = int64_fields("tasks", "images", "height", "width", "channels", "window")
 
 
 def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:

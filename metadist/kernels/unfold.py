@@ -1,62 +1,52 @@
 """Unfold (im2col) and fold (col2im), channels last."""
 
-import ctypes
+from ctypes import Structure
+from itertools import chain
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import call, can_call
+from metadist.kernels.convolution import GEOMETRY_FIELDS, Geometry, Pair
+from metadist.kernels.loader import call, can_call, int64_fields
 
 _SOURCE = "unfold"
 
-Pair = tuple[int, int]
+
+class _UnfoldShape(Structure):
+    _fields_ = (*int64_fields("images", "height", "width", "channels"), *GEOMETRY_FIELDS)
 
 
-class _UnfoldShape(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            *("images", "height", "width", "channels", "kernel_h", "kernel_w"),
-            *("stride_h", "stride_w", "padding_h", "padding_w"),
-        )
-    )
-
-
-def unfold(inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, native: bool) -> Tensor:
+def unfold(inputs: Tensor, geometry: Geometry, native: bool) -> Tensor:
     """The patch of inputs of each output of a convolution; differentiable any number of times.
 
     Args:
         inputs: the inputs, of shape (n, h, w, channels).
-        kernel: the kernel size, (height, width), not larger than the padded inputs.
-        stride: the stride, (vertical, horizontal).
-        padding: the zeros added on both sides, (vertical, horizontal).
+        geometry: kernel, stride and padding; the kernel is not larger than the padded inputs.
         native: whether to use C++ where it is supported.
 
     Returns:
         The patches, of shape (n, h', w', kernel height · kernel width · channels).
     """
-    return _Unfold.apply(inputs, kernel, stride, padding, native)
+    return _Unfold.apply(inputs, geometry, native)
 
 
 class _Unfold(Function):
     @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, kernel: Pair, stride: Pair, padding: Pair, native: bool
-    ) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, geometry: Geometry, native: bool) -> Tensor:
         inputs = inputs.contiguous()
-        ctx.size, ctx.arguments = inputs.shape[1:3], (kernel, stride, padding, native)
+        ctx.size, ctx.arguments = inputs.shape[1:3], (geometry, native)
         n, height, width, channels = inputs.shape
-        out_height = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
-        out_width = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
+        kernel, stride, padding = geometry
+        out_height, out_width = geometry.output_size(height, width)
         if out_height < 1 or out_width < 1:
             raise RuntimeError(
                 f"a kernel of {kernel[0]}×{kernel[1]} is larger than the inputs of "
                 f"{height}×{width} with padding {padding[0]}×{padding[1]}"
             )
         if native and can_call(_SOURCE, inputs):
-            shape = _UnfoldShape(*inputs.shape, *kernel, *stride, *padding)
+            shape = _UnfoldShape(*inputs.shape, *chain(*geometry))
             columns = inputs.new_empty(n, out_height, out_width, kernel[0] * kernel[1] * channels)
             call(_SOURCE, "unfold", inputs.dtype, shape, inputs, columns)
             return columns
@@ -71,28 +61,21 @@ class _Unfold(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _Fold.apply(grad_output, ctx.size, *ctx.arguments), None, None, None, None
+        return _Fold.apply(grad_output, ctx.size, *ctx.arguments), None, None
 
 
 class _Fold(Function):
     """The transpose of `_Unfold`: sums overlapping patches."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        columns: Tensor,
-        size: Pair,
-        kernel: Pair,
-        stride: Pair,
-        padding: Pair,
-        native: bool,
-    ) -> Tensor:
-        ctx.arguments = kernel, stride, padding, native
+    def forward(ctx: Any, columns: Tensor, size: Pair, geometry: Geometry, native: bool) -> Tensor:
+        ctx.arguments = geometry, native
+        kernel, stride, padding = geometry
         n, out_height, out_width, _ = columns.shape
         patches = columns.unflatten(3, (*kernel, -1))
         if native and can_call(_SOURCE, columns):
             images = columns.new_empty(n, *size, patches.shape[-1])
-            shape = _UnfoldShape(*images.shape, *kernel, *stride, *padding)
+            shape = _UnfoldShape(*images.shape, *chain(*geometry))
             call(_SOURCE, "fold", columns.dtype, shape, columns.contiguous(), images)
             return images
         (height, width), (pad_h, pad_w) = size, padding
@@ -106,4 +89,4 @@ class _Fold(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _Unfold.apply(grad_output, *ctx.arguments), None, None, None, None, None
+        return _Unfold.apply(grad_output, *ctx.arguments), None, None, None

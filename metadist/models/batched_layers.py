@@ -96,9 +96,7 @@ class Conv2d(nn.Conv2d):
         tasks, n = inputs.shape[:2]
         columns = unfold(
             to_autocast_dtype(inputs).permute(0, 1, 3, 4, 2).flatten(0, 1),
-            self.kernel_size,
-            self.stride,
-            self.padding,
+            geometry_of(self),
             self.native,
         )
         matrix = self.weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
