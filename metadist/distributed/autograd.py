@@ -339,19 +339,14 @@ def grad(
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     leaves = _leaves(inputs)
     gradients = _backward(context_id, roots, retain_graph)
-    result: list[Tensor | None] = []
     for leaf in leaves:
-        if leaf not in gradients:
-            if not allow_unused:
-                raise RuntimeError(
-                    f"the outputs do not depend on the input of shape {tuple(leaf.shape)}; was it "
-                    "sent as an nn.Parameter? Send module_clone(model, by='clone'), or set "
-                    "allow_unused=True."
-                )
-            result.append(None)
-        else:
-            result.append(gradients[leaf])
-    return tuple(result)
+        if leaf not in gradients and not allow_unused:
+            raise RuntimeError(
+                f"the outputs do not depend on the input of shape {tuple(leaf.shape)}; was it "
+                "sent as an nn.Parameter? Send module_clone(model, by='clone'), or set "
+                "allow_unused=True."
+            )
+    return tuple(map(gradients.get, leaves))
 
 
 def _leaves(inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
