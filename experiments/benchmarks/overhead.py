@@ -26,6 +26,7 @@ from benchmarks.programs import (
     ProgramFailed,
     Setting,
     machine,
+    metadist,
     result,
     start,
     tasks_per_second,
@@ -57,11 +58,8 @@ def efficiency(rounds: int, only: str) -> Iterator[Row]:
     for _ in range(rounds):
         independent = _concurrent_runs(half)
         for strategy, ratios in ratios_by_strategy.items():
-            with tempfile.TemporaryDirectory() as directory:
-                run_program(
-                    training(SETTING, directory, 2, f"strategy={strategy}"), TIMEOUT_SECONDS
-                )
-                ratios.append(tasks_per_second(Path(directory), SETTING) / independent)
+            speed = metadist(f"strategy={strategy}")(SETTING, TIMEOUT_SECONDS)
+            ratios.append(speed / independent)
     for strategy, ratios in ratios_by_strategy.items():
         reference = f"two concurrent one-worker runs, {SETTING}"
         yield f"2 workers, {strategy}", reference, statistics.median(ratios), "at least 0.97"
@@ -93,13 +91,7 @@ def data(rounds: int, only: str) -> Iterator[Row]:
         shares: dict[str, list[tuple[float, float]]] = {}
         for _ in range(rounds):
             for setting in [setting for setting in SETTINGS if only in str(setting)]:
-                with tempfile.TemporaryDirectory() as directory:
-                    options = (f"strategy={strategy}", "trainer.profile=true")
-                    run_program(
-                        training(setting._replace(iterations=15), directory, 2, *options),
-                        TIMEOUT_SECONDS,
-                    )
-                    ranges = profiled_ranges(Path(directory, "profile", "rank0.txt"))
+                ranges = profile(setting._replace(iterations=15), 2, f"strategy={strategy}")
                 step = ranges["train_step"]
                 framework = 1 - sum(ranges[name] for name in COMPUTATION) / step
                 shares.setdefault(str(setting), []).append((ranges["data"] / step, framework))
@@ -107,6 +99,14 @@ def data(rounds: int, only: str) -> Iterator[Row]:
             loading, framework = map(statistics.median, zip(*pairs, strict=True))
             yield f"data loading, {strategy}", f"the whole step, {setting}", loading, "at most 0.02"
             yield f"all except the tasks, {strategy}", f"the whole step, {setting}", framework, ""
+
+
+def profile(setting: Setting, processes: int, *options: str) -> dict[str, float]:
+    """Run with overrides; returns milliseconds per step of each range on rank zero."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = training(setting, directory, processes, *options, "trainer.profile=true")
+        run_program(command, TIMEOUT_SECONDS)
+        return profiled_ranges(Path(directory, "profile", "rank0.txt"))
 
 
 def profiled_ranges(file: Path) -> dict[str, float]:
@@ -171,18 +171,10 @@ def iteration(rounds: int, only: str) -> Iterator[Row]:
     target = f"algorithm._target_=benchmarks.overhead.{NoComputation.__name__}"
     for strategy, processes, most in (("local", 1, 0.5), ("allreduce", 2, 1.5)):
         options = (f"strategy={strategy}", "trainer.compile=false", target)
-        times = []
-        for _ in range(rounds):
-            with tempfile.TemporaryDirectory() as directory:
-                run_program(training(setting, directory, processes, *options), TIMEOUT_SECONDS)
-                speed = tasks_per_second(Path(directory), setting)
-                times.append(1e3 * setting.tasks / speed)
+        measure = metadist(*options, processes=processes)
+        times = [1e3 * setting.tasks / measure(setting, TIMEOUT_SECONDS) for _ in range(rounds)]
         yield f"an iteration, {strategy}", "ms", statistics.median(times), f"at most {most}"
-        with tempfile.TemporaryDirectory() as directory:
-            options = (*options, "trainer.profile=true")
-            run_program(training(setting, directory, processes, *options), TIMEOUT_SECONDS)
-            ranges = profiled_ranges(Path(directory, "profile", "rank0.txt"))
-        for name, milliseconds in ranges.items():
+        for name, milliseconds in profile(setting, processes, *options).items():
             yield f"{name}, {strategy}", "ms, profiled", milliseconds, ""
 
 

@@ -151,23 +151,9 @@ def baseline(script: str, processes: int = 2) -> Callable[[Setting, float], floa
         launch = (
             (*TORCHRUN, f"--nproc_per_node={processes}") if processes > 1 else (sys.executable,)
         )
-        output = run(
-            [
-                *launch,
-                str(BENCHMARKS / script),
-                f"--tasks={setting.tasks}",
-                f"--shots={setting.shots}",
-                f"--queries={setting.queries}",
-                f"--inner-steps={setting.inner_steps}",
-                f"--model={setting.model}",
-                f"--ways={setting.ways}",
-                f"--size={setting.size}",
-                f"--filters={setting.filters}",
-                f"--iterations={setting.iterations}",
-                f"--warm-up={WARM_UP}",
-            ],
-            timeout,
-        )
+        options = {**setting._asdict(), "warm-up": WARM_UP}
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        output = run([*launch, str(BENCHMARKS / script), *arguments], timeout)
         return json.loads(output.splitlines()[-1])["tasks_per_second"]
 
     return measure
