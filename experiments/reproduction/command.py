@@ -17,7 +17,7 @@ from reproduction.plots import plot_curves, plot_pair, plot_sinusoids
 from reproduction.quick import load_bands, run_quick
 from reproduction.records import README, TABLE, add_record, read_records
 from reproduction.rows import Row, Run, aggregate, find_runs
-from reproduction.runs import PresetRun, Runner
+from reproduction.runs import PresetRun, Runner, key_of
 from reproduction.table import csv_text, markdown, summary
 
 from metadist.cli import exit_status
@@ -230,7 +230,7 @@ def _runs(
         raise UserError(f"--iterations {options.iterations} is invalid: it must be greater than 0.")
     overrides = tuple(argument for argument in options.arguments if "=" in argument)
     for override in overrides:
-        key = override.lstrip("+").partition("=")[0]
+        key = key_of(override)
         if key in _OPTION_OF_KEY:
             raise UserError(f"{override} contradicts the table: use {_OPTION_OF_KEY[key]}.")
     runs = []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reproduction.adaptation import plot_adaptation
-from reproduction.rows import Run
+from reproduction.rows import Run, task_title
 
 from metadist.config import load_experiment
 from metadist.errors import UserError
@@ -59,13 +59,11 @@ def plot_pair(runs: dict[str, Path], path: Path) -> Path:
 
 
 def panel_title(run: Run) -> str:
-    """The dataset, ways and shots of a run."""
+    """The `task_title` of a run; the dataset if the run has no protocol and no configuration."""
     protocol = (run.results or {}).get("protocol")
     if protocol is None:
         try:
-            task = read_config(run.directory)["task"]
-            protocol = {key: task[key] for key in ("ways", "shots")}
+            return task_title(run.cell, read_config(run.directory)["task"])
         except (UserError, KeyError, TypeError):
             return run.cell.dataset
-    ways = "" if run.cell.metric == "mse" else f" {protocol['ways']}-way"
-    return f"{run.cell.dataset}{ways} {protocol['shots']}-shot"
+    return task_title(run.cell, protocol)

@@ -36,9 +36,9 @@ class Band:
     tasks: int = 100
 
 
-def load_bands(path: Path = BANDS) -> dict[str, Band]:
+def load_bands() -> dict[str, Band]:
     """All bands by preset."""
-    return {str(name): Band(**entry) for name, entry in OmegaConf.load(path).items()}
+    return {str(name): Band(**entry) for name, entry in OmegaConf.load(BANDS).items()}
 
 
 def run_quick(

@@ -236,30 +236,30 @@ def _configurations(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
 def _result(run: Run, steps: int | None) -> tuple[float, float] | None:
     """The mean and interval; None if the run was not evaluated at this number of steps."""
     results, metric = run.results or {}, run.cell.metric
+    # Non-finite values are strings in results.json.
     if steps is None:
-        return _to_floats(results[f"test_{metric}"], results["ci95"])
+        return float(results[f"test_{metric}"]), float(results["ci95"])
     for row in results.get(f"test_{metric}_by_steps", []):
         if row["steps"] == steps:
-            return _to_floats(row["mean"], row["ci95"])
+            return float(row["mean"]), float(row["ci95"])
     return None
-
-
-def _to_floats(mean: float | str, ci95: float | str) -> tuple[float, float]:
-    """Convert values of results.json, where non-finite values are strings."""
-    return float(mean), float(ci95)
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def task_title(cell: Cell, protocol: Mapping[str, Any]) -> str:
+    """The dataset, ways and shots of runs of a cell, such as `omniglot 5-way 1-shot`."""
+    ways = "" if cell.metric == "mse" else f" {protocol['ways']}-way"
+    return f"{cell.dataset}{ways} {protocol['shots']}-shot"
+
+
 def rows_by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows with a protocol by task, such as `omniglot 5-way 1-shot`; one row per cell."""
+    """The rows with a protocol, by `task_title`; one row per cell."""
     tasks: dict[str, dict[tuple[str, int], Row]] = {}
     for row in rows:
         if row.protocol:
-            protocol = row.protocol
-            ways = "" if row.cell.metric == "mse" else f" {protocol['ways']}-way"
-            name = f"{row.cell.dataset}{ways} {protocol['shots']}-shot"
+            name = task_title(row.cell, row.protocol)
             tasks.setdefault(name, {}).setdefault((row.label, row.iterations), row)
     return {name: list(cells.values()) for name, cells in tasks.items()}

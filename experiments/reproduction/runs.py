@@ -130,11 +130,10 @@ class Runner:
         Raises:
             UserError: see `PresetRun.is_finished`.
         """
-        finished = [run.is_finished() for run in runs]
-        for run, done in zip(runs, finished, strict=True):
-            if done:
+        waiting = [run for run in runs if not run.is_finished()]
+        for run in runs:
+            if run not in waiting:
                 self.log(f"{run.title}: already finished")
-        waiting = [run for run, done in zip(runs, finished, strict=True) if not done]
         specs = [self._spec(run) for run in waiting]  # Hydra composes in the main thread only
         numbers = (signal.SIGINT, signal.SIGTERM)
         handlers = {number: signal.signal(number, self._stop) for number in numbers}
@@ -203,7 +202,7 @@ def read_run(directory: Path) -> SavedRun | None:
     """The run in a directory, which may have failed before training; None if there is none."""
     try:
         overrides = read_overrides(directory) or (read_failure(directory) or {})["overrides"]
-        values = {_key(override): override.partition("=")[2] for override in overrides}
+        values = {key_of(override): override.partition("=")[2] for override in overrides}
         if config := read_config(directory):
             values |= {
                 "seed": config["seed"],
@@ -233,10 +232,11 @@ def relevant_options(overrides: Sequence[str]) -> tuple[str, ...]:
     def is_relevant(key: str) -> bool:
         return not (is_runtime_key(key) or key in ignored or key.split(".")[0] in _EXECUTION_KEYS)
 
-    return tuple(sorted(override for override in overrides if is_relevant(_key(override))))
+    return tuple(sorted(override for override in overrides if is_relevant(key_of(override))))
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
+    """The key of an override, such as `experiment` of `+experiment=maml_sinusoid`."""
     return override.lstrip("+").partition("=")[0]
 
 
