@@ -6,13 +6,10 @@ interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 """
 
 import contextlib
-import ctypes
 import functools
 import logging
-import os
 import pickle
 import re
-import sys
 import threading
 import traceback
 import warnings
@@ -49,6 +46,7 @@ from metadist.distributed.world import (
 )
 from metadist.errors import UserError, first_line
 from metadist.gradients import tensors_of
+from metadist.kernels.malloc import use_one_malloc_arena
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +161,7 @@ class RpcTransport:
         # prefix they are not needed.
         rpc._init_counter = 0
         rpc.api._all_gather_sequence_id.clear()
-        _use_one_malloc_arena()
+        use_one_malloc_arena()
         with bound_to_interface(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use
             try:
@@ -294,21 +292,6 @@ def _rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, i
 
 with contextlib.suppress(RuntimeError):  # already registered, if this module is reloaded
     dist.register_rendezvous_handler("metadist", _rendezvous_handler)
-
-
-def _use_one_malloc_arena() -> None:
-    """Let all threads share glibc's first arena, unless MALLOC_ARENA_MAX is set.
-
-    The agent's threads take turns. If each had its own arena, each would keep the memory of the
-    largest graph recorded on it for a distributed autograd context: several times as much memory.
-    """
-    if "MALLOC_ARENA_MAX" in os.environ or not sys.platform.startswith("linux"):
-        return
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
-_M_ARENA_MAX = -8  # of mallopt, in glibc's malloc.h
 
 
 def _answer_ping() -> None:
