@@ -155,13 +155,13 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 def _are_metrics(values: Mapping[str, Any]) -> bool:
     """Whether the values of a line that metadist writes are numbers."""
-    iteration, seconds = values.get("iteration", 0), values.get("seconds", 0)
+    iteration, seconds = values.get("iteration"), values.get("seconds", 0)
     measured = [value for name, value in values.items() if _MEASURED.fullmatch(name)]
     return (
         isinstance(iteration, int)
         and abs(iteration) < 1 << 63
         and _is_number(seconds)
-        and seconds >= 0
+        and 0 <= seconds < math.inf
         and all(_is_number(v) or (isinstance(v, str) and v in _NON_FINITE) for v in measured)
     )
 
@@ -172,7 +172,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _truncate_after(path: Path, iteration: int) -> None:
-    kept = [line for line, metrics in _lines(path) if metrics.get("iteration", 0) <= iteration]
+    kept = [line for line, metrics in _lines(path) if metrics["iteration"] <= iteration]
     content = b"".join(line + b"\n" for line in kept)
     if content != path.read_bytes():
         atomic_write(path, content)

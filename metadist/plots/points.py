@@ -42,7 +42,7 @@ def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray,
 
 def _number(value: Any) -> float | None:
     """A number, also of a text such as "NaN"; None for other values, such as a callback's texts."""
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return float(value)
     return None
 

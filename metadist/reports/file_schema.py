@@ -75,6 +75,7 @@ class Results(_Values):
     samples_per_second: float = 0.0
     tasks_per_second: float = 0.0
     world_size: Count = 1
+    seed: Count = 0
     environment: Node = {}
     method: Node = {}
     protocol: _Protocol = _Protocol()

@@ -33,6 +33,7 @@ def test_what_metadist_writes_is_accepted():
         ({"wall_seconds": math.nan}, "wall_seconds is nan: "),
         ({"test_accuracy": None}, "test_accuracy is None: "),
         ({"iterations": 10**400}, "iterations is 1000"),
+        ({"seed": [1]}, "seed is [1]: "),
         ({"test_mse_by_steps": [{"mean": 0.5}]}, "test_mse_by_steps.0.steps is {'mean': 0.5}: "),
         ({"method": "\x1b[31m"}, r"method is '\x1b[31m'"),
     ],
@@ -92,7 +93,9 @@ def test_predictions_of_other_types_are_refused(tmp_path, change):
     "text",
     [
         '{"iteration": 1, "train_loss": []}',
+        '{"train_loss": 1.0}',
         '{"iteration": 1, "seconds": NaN}',
+        '{"iteration": 1, "seconds": Infinity}',
         f'{{"iteration": {10**20}}}',
         f'{{"iteration": 1, "train_loss": {10**400}}}',
     ],

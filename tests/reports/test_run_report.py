@@ -211,8 +211,11 @@ def test_metrics_of_the_users_own_have_curves_and_ci95_has_none(tmp_path):
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 2, "train_entropy": 0.5, "validation_ci95": 0.5}\n')
         file.write('{"iteration": 2, "train_note": "slow", "train_entropy": "unknown"}\n')
+        file.write(f'{{"iteration": 2, "train_huge": {10**400}}}\n')
     figures = Page(write_run_report(directory)).figures
-    assert "curve-entropy" in figures and not {"curve-ci95", "curve-note"} & {*figures}
+    assert "curve-entropy" in figures and not {"curve-ci95", "curve-note", "curve-huge"} & {
+        *figures
+    }
     assert figures["curve-entropy"]["data"][0]["y"] == [0.5]
 
 
