@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError, first_line
-from metadist.files import atomic_write
+from metadist.files import REDIRECT_REPORT, atomic_write
 from metadist.loggers import json_value
 from metadist.metrics import counted, metric_label
 from metadist.plots import plot_sweep
@@ -110,7 +110,8 @@ def write_sweep_report(folder: Path) -> SweepReport:
         markdown += "\n" + "".join(f"**Not comparable:** {warning}\n" for warning in warnings)
     files = [folder / SWEEP_CSV_FILE, folder / SWEEP_MARKDOWN_FILE]
     for path, text in zip(files, (to_csv(table), markdown), strict=True):
-        atomic_write(path, text.encode(errors="replace"))  # names that are not UTF-8
+        # Names may not be UTF-8.
+        atomic_write(path, text.encode(errors="replace"), REDIRECT_REPORT)
     missing = []
     if points := [point for point, _ in setting_points(table)]:
         path = folder / SWEEP_PLOT_FILE

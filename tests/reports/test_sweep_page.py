@@ -9,6 +9,7 @@ import pytest
 import yaml
 from html_pages import Page
 
+from metadist.errors import UserError
 from metadist.reports import sweep_page, sweep_report
 from metadist.reports.sweep_page import setting_name, sweep_figures
 from metadist.reports.sweep_report import write_sweep_report
@@ -188,6 +189,14 @@ def test_a_report_that_cannot_be_written_is_a_warning(folder, monkeypatch):
     report = write_sweep_report(folder)
     assert "report.html" in report.missing[0] and (folder / "sweep.csv").exists()
     assert any("warning: cannot write" in line for line in report.summary_lines())
+
+
+def test_tables_that_cannot_be_written_are_an_error_without_options_of_a_run(folder):
+    (folder / "sweep.csv").mkdir()
+    with pytest.raises(
+        UserError, match=r"cannot write .*sweep\.csv .* or run `metadist report` on"
+    ):
+        write_sweep_report(folder)
 
 
 def _report(folder: Path) -> Path:
