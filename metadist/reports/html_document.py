@@ -1,7 +1,6 @@
 """`report.html`: one self-contained file with plotly.js embedded, which needs no network."""
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping
 from functools import cache
@@ -42,10 +41,10 @@ def write_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     html = environment.get_template(template).render(
         **context,
         figures=figures,
-        figures_json=_to_json(figures),
         library=_compressed_library() if figures else "",
         style=(_TEMPLATES / "report.css").read_text(encoding="utf-8"),
         script=(_TEMPLATES / "report.js").read_text(encoding="utf-8"),
@@ -53,12 +52,6 @@ def write_html(
     # File names may not be UTF-8.
     atomic_write(path, html.encode(errors="replace"), REDIRECT_REPORT)
     return path
-
-
-def _to_json(figures: Mapping[str, Figure]) -> str:
-    """Encode as JSON that is safe inside a script element."""
-    text = json.dumps(figures, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
