@@ -36,7 +36,7 @@ from metadist.launchers.run_spec import (
     save_configuration,
 )
 from metadist.loggers.console import print_plain
-from metadist.reports import ERROR_FILE, RESULTS_FILE, write_environment
+from metadist.reports import ENVIRONMENT_FILE, ERROR_FILE, RESULTS_FILE, write_json
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.batching import ChunkSize
 from metadist.training.checkpoints import Checkpoints
@@ -191,7 +191,7 @@ def attempt_job(
                     on_built(experiment)
                 if get_rank() == 0:
                     save_configuration(spec)
-                    write_environment(spec.directory, environment_of(experiment))
+                    write_json(spec.directory / ENVIRONMENT_FILE, environment_of(experiment))
                 try:
                     results = Trainer(experiment).run()
                 finally:

@@ -211,15 +211,6 @@ def write_test_predictions(path: Path, records: Iterable[Mapping[str, Any]]) -> 
     atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
 
 
-def write_environment(directory: Path, environment: Mapping[str, Any]) -> None:
-    """Write `environment.json` when a run starts.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    write_json(directory / ENVIRONMENT_FILE, environment)
-
-
 def read_failure(directory: Path) -> dict[str, Any] | None:
     """Read `failure.json` of a run directory; None if the job has not failed.
 
@@ -284,13 +275,9 @@ def read_hydra(directory: Path) -> dict[str, Any]:
     return node or {}
 
 
-def read_choices(directory: Path) -> dict[str, str]:
-    """Read the choice of a run in each configuration group; {} without choices.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    choices = (read_hydra(directory).get("runtime") or {}).get("choices") or {}
+def choices_of(hydra: Mapping[str, Any]) -> dict[str, str]:
+    """The choice in each configuration group, from the result of `read_hydra`."""
+    choices = (hydra.get("runtime") or {}).get("choices") or {}
     return {group: choice for group, choice in choices.items() if isinstance(choice, str)}
 
 

@@ -20,6 +20,7 @@ from metadist.reports.run_directory import (
     ERROR_FILE,
     RESULTS_FILE,
     TEST_TASKS_DATA_FILE,
+    choices_of,
     directory_override,
     read_config,
     read_failure,
@@ -132,8 +133,7 @@ class RunRecord:
         """
         name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
         workers = _count(self.environment.get("world_size"), 1)
-        choices = _mapping(_mapping(self.hydra.get("runtime")).get("choices"))
-        launcher = choices.get("launcher", "none")
+        launcher = choices_of(self.hydra).get("launcher", "none")
         program = ["metadist"]
         if workers > 1 and launcher == "none":
             program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
@@ -193,9 +193,8 @@ class RunRecord:
         return {name: value for name, value in parts.items() if value}
 
     def _choice(self, group: str) -> str:
-        choices = _mapping(_mapping(self.hydra.get("runtime")).get("choices"))
         target = str(_mapping(self.config.get(group)).get("_target_", group))
-        return str(choices.get(group) or target.rpartition(".")[2])
+        return choices_of(self.hydra).get(group) or target.rpartition(".")[2]
 
 
 def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -> list[int]:

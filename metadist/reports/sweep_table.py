@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metadist.errors import UserError
-from metadist.loggers import METRICS_FILE
-from metadist.loggers.logger import flatten_values
+from metadist.loggers import METRICS_FILE, flatten_values
 from metadist.metrics import format_estimate, score
 from metadist.reports.comparison import TEST_TASK_KEYS, config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
@@ -21,9 +20,10 @@ from metadist.reports.run_directory import (
     ERROR_FILE,
     FAILURE_FILE,
     RESULTS_FILE,
-    read_choices,
+    choices_of,
     read_config,
     read_failure,
+    read_hydra,
     read_overrides,
     read_results,
 )
@@ -310,7 +310,7 @@ def _read_run(folder: Path, directory: Path) -> SweepRun:
         name=str(directory.relative_to(folder)),
         overrides=overrides,
         config=read_config(directory),
-        choices=read_choices(directory),
+        choices=choices_of(read_hydra(directory)),
         # An error also counts after the results of an earlier, shorter run.
         results=None if error else results,
         failure=str((failure or {}).get("error") or error.splitlines()[-1]) if failed else None,

@@ -25,8 +25,8 @@ from metadist.reports import (
     read_results,
     read_test_predictions,
     trust_option,
-    write_environment,
     write_failure,
+    write_json,
     write_results,
     write_test_predictions,
 )
@@ -69,12 +69,12 @@ def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     write_failure(tmp_path, [], "the first error", 2)
-    write_environment(tmp_path, {"python": "3.11"})
+    write_json(tmp_path / ENVIRONMENT_FILE, {"python": "3.11"})
     before = (tmp_path / ENVIRONMENT_FILE).read_bytes()
     monkeypatch.setattr(os, "fsync", no_space)
     write_failure(tmp_path, [], "another error", 2)
     with pytest.raises(UserError, match=r"environment\.json \(No space left"):
-        write_environment(tmp_path, {"python": "3.12"})
+        write_json(tmp_path / ENVIRONMENT_FILE, {"python": "3.12"})
     assert (read_failure(tmp_path) or {})["error"] == "the first error"
     assert (tmp_path / ENVIRONMENT_FILE).read_bytes() == before
 
