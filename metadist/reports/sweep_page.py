@@ -20,7 +20,7 @@ from metadist.plots import (
     parallel_coordinates,
     settings_with_intervals,
 )
-from metadist.plots.points import short_names, sort_key
+from metadist.plots.points import sort_key
 from metadist.reports.comparison import MISSING
 from metadist.reports.html_document import write_html
 from metadist.reports.run_directory import HTML_FILE
@@ -65,7 +65,7 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
     data = [point for point, _ in points]
     best = sorted(data, key=lambda point: sort_key(point.mean, metric))[:_MAX_SETTINGS]
     shown = [pair for pair in points if pair[0].best or pair[0] in best]
-    names = [setting_name(table, setting) for _, setting in shown]
+    names = [table.describe(setting, short=True) for _, setting in shown]
     figures = {"settings": settings_with_intervals([point for point, _ in shown], names, metric)}
     if table.keys and len(data) > 1:
         figures["parallel"] = parallel_coordinates(data, table.keys, metric)
@@ -95,12 +95,6 @@ def setting_points(table: SweepTable) -> list[tuple[SettingData, Setting]]:
             best = index == table.best
             points.append((SettingData(setting.values, test.mean, test.ci95, best, seeds), setting))
     return points
-
-
-def setting_name(table: SweepTable, setting: Setting) -> str:
-    """The swept values of a setting, such as `inner_lr=0.1 shots=5`."""
-    pairs = zip(short_names(table.keys), setting.values, strict=True)
-    return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
 
 def _context(
@@ -155,7 +149,7 @@ def _best(table: SweepTable) -> dict[str, str] | None:
     return {
         "value": format_metric(estimate.mean, table.metric),
         "interval": "" if estimate.ci95 is None else format_metric(estimate.ci95, table.metric),
-        "setting": setting_name(table, setting),
+        "setting": table.describe(setting, short=True),
         "over": "" if estimate.ci95 is None else setting.interval,
     }
 

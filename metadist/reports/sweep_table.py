@@ -13,6 +13,7 @@ from typing import Any, Literal
 from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, flatten_values
 from metadist.metrics import format_estimate, score
+from metadist.plots.points import short_names
 from metadist.reports.comparison import TEST_TASK_KEYS, config_fingerprint, is_runtime_key
 from metadist.reports.run_directory import (
     CONFIG_FILE,
@@ -174,9 +175,9 @@ class SweepTable:
         """
         return [run for setting in self.settings for run in setting.repeated]
 
-    def describe(self, setting: Setting) -> str:
-        """A setting as overrides for the command line."""
-        pairs = zip(self.keys, setting.values, strict=True)
+    def describe(self, setting: Setting, short: bool = False) -> str:
+        """A setting as overrides for the command line, or with short names of the keys."""
+        pairs = zip(short_names(self.keys) if short else self.keys, setting.values, strict=True)
         return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
     def remarks(self) -> list[str]:

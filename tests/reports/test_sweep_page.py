@@ -11,7 +11,7 @@ from html_pages import Page
 
 from metadist.errors import UserError
 from metadist.reports import sweep_page, sweep_report
-from metadist.reports.sweep_page import setting_name, sweep_figures
+from metadist.reports.sweep_page import sweep_figures
 from metadist.reports.sweep_report import write_sweep_report
 from metadist.reports.sweep_table import MetricEstimate, Setting, SweepTable
 
@@ -148,7 +148,7 @@ def test_of_many_settings_those_without_a_mean_are_not_shown(tmp_path, metric):
 
 def test_keys_of_a_setting_are_short_where_they_are_unique():
     table = table_of(("a.lr", "b.lr", "task.shots"), "mse", {("1", "2", "5"): 0.5})
-    assert setting_name(table, table.settings[0]) == "a.lr=1 b.lr=2 shots=5"
+    assert table.describe(table.settings[0], short=True) == "a.lr=1 b.lr=2 shots=5"
 
 
 def test_curves_of_different_lengths_have_a_logarithmic_axis(folder):
