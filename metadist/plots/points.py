@@ -121,11 +121,7 @@ def sort_values(values: Sequence[str]) -> list[str]:
 
 def is_number(text: str) -> bool:
     """Whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return _number(text) is not None
 
 
 def sort_key(mean: float, metric: str) -> tuple[bool, float]:

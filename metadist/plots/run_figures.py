@@ -44,7 +44,7 @@ def text(value: object) -> str:
     return html.escape(str(value), quote=False)
 
 
-def error_bars(half_widths: Sequence[float], **style: Any) -> dict[str, Any]:
+def error_bars(half_widths: Sequence[float] | np.ndarray, **style: Any) -> dict[str, Any]:
     """Vertical or horizontal error bars; values that are not finite have none."""
     array = [half_width or 0.0 for half_width in finite(half_widths)]
     return {"type": "data", "array": array, **style}
@@ -111,13 +111,8 @@ def learning_curve(
     iterations, values = series(metrics, f"validation_{metric}")
     if len(values):
         curve = _line(iterations, values, "validation", ORANGE, mode="lines+markers")
-        widths = {
-            int(record["iteration"]): float(record["validation_ci95"])
-            for record in metrics
-            if "validation_ci95" in record
-        }
-        if intervals and all(int(iteration) in widths for iteration in iterations):
-            half_widths = [widths[int(iteration)] for iteration in iterations]
+        measured, half_widths = series(metrics, "validation_ci95")
+        if intervals and np.array_equal(measured, iterations):
             curve["error_y"] = error_bars(half_widths, thickness=1, width=2)
         data.append(curve)
     layout: dict[str, Any] = {

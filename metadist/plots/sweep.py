@@ -101,9 +101,7 @@ def plot_sweep(
 
 def _row_label(names: Sequence[str], values: Sequence[str]) -> str:
     items = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
-    lines = textwrap.wrap(
-        "  ".join(items), _LABEL_WIDTH, drop_whitespace=True, break_on_hyphens=False
-    )
+    lines = textwrap.wrap("  ".join(items), _LABEL_WIDTH, break_on_hyphens=False)
     if len(lines) > _LABEL_LINES:
         lines = [*lines[: _LABEL_LINES - 1], lines[_LABEL_LINES - 1][: _LABEL_WIDTH - 1] + "…"]
     return "\n".join(lines)
@@ -120,7 +118,7 @@ def _line_key(points: Sequence[SettingData], keys: Sequence[str]) -> int | None:
         return None
     line_key = max(counts, key=counts.__getitem__)
     lines = {_without(point.values, line_key) for point in points}
-    other_keys = [key for index, key in enumerate(keys) if index != line_key]
+    other_keys = _without(tuple(keys), line_key)
     longest = max(
         sum(len(f"{key}={value}, ") for key, value in zip(other_keys, line, strict=True))
         for line in lines
