@@ -23,8 +23,6 @@ RESERVED_METRICS = frozenset(
 `train_gradient_norm` as `train/gradient_norm`. The last line: fields of a task's predictions."""
 
 _STEP_METRIC = re.compile(r".+_(before|after_\d+)")
-_LABELS = {"mse": "mean squared error"}
-_SHORT_LABELS = {"mse": "MSE"}
 
 
 def task_metric(regression: bool) -> Literal["accuracy", "mse"]:
@@ -63,8 +61,9 @@ def score(value: float, metric: str) -> float:
 
 def metric_label(metric: str, short: bool = False) -> str:
     """The name of a metric for display: "mean squared error", or "MSE" if `short`."""
-    labels = _SHORT_LABELS if short else _LABELS
-    return labels.get(metric, metric.replace("_", " "))
+    if metric == "mse":
+        return "MSE" if short else "mean squared error"
+    return metric.replace("_", " ")
 
 
 def format_number(value: float) -> str:
