@@ -2,12 +2,14 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metadist.errors import UserError
+from metadist.files import read_regular
 
 Metrics = Mapping[str, Any]
 """The metrics of a training iteration or a validation by name, always with `iteration`."""
@@ -143,6 +145,18 @@ class Logger:
 
         After an error it is called in another thread, with a timeout of a few seconds.
         """
+
+
+def saved_run_id(run: Run, file: str, digits: int) -> str:
+    """The id that a service gave the run that is resumed, from a file; "" without one.
+
+    Raises:
+        OSError: the file cannot be read, or is a pipe.
+    """
+    if not run.resumed or not (path := run.directory / file).exists():
+        return ""
+    text = read_regular(path, "replace").strip()
+    return text if re.fullmatch(f"[0-9a-f]{{{digits}}}", text) else ""
 
 
 def flatten_values(values: Mapping[str, Any]) -> dict[str, Any]:

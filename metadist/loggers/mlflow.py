@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from metadist.loggers.logger import (
     flatten_values,
     grouped_name,
     grouped_test_metrics,
+    saved_run_id,
 )
 
 if TYPE_CHECKING:
@@ -85,11 +85,8 @@ class MlflowLogger(Logger):
 
     def _resumed_run(self, run: Run, client: "MlflowClient") -> str:
         """The id of the MLflow run that is resumed; "" without one."""
-        path = run.directory / RUN_ID_FILE
-        saved = path.read_text("utf-8").strip() if run.resumed and path.exists() else ""
-        if not re.fullmatch(r"[0-9a-f]{32}", saved):
-            return ""
-        client.update_run(saved, status="RUNNING")
+        if saved := saved_run_id(run, RUN_ID_FILE, digits=32):
+            client.update_run(saved, status="RUNNING")
         return saved
 
     def _new_run(self, run: Run, client: "MlflowClient", artifacts: str | None) -> str:

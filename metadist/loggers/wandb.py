@@ -4,7 +4,6 @@ import contextlib
 import math
 import netrc
 import os
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from metadist.loggers.logger import (
     grouped_name,
     grouped_test_metrics,
     panel_name,
+    saved_run_id,
 )
 
 if TYPE_CHECKING:
@@ -159,10 +159,8 @@ def _run_id(run: Run) -> str:
     """The id of the resumed run, or a new one that is stored for a later resume."""
     path = run.directory / RUN_ID_FILE
     with wrap_write_errors(path):
-        if run.resumed and path.exists():
-            saved = path.read_bytes().strip()
-            if re.fullmatch(rb"[0-9a-f]{8}", saved):  # otherwise start a new run
-                return saved.decode()
+        if saved := saved_run_id(run, RUN_ID_FILE, digits=8):
+            return saved
         run_id = secrets.token_hex(4)
         atomic_write(path, f"{run_id}\n".encode())
         return run_id

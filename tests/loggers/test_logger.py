@@ -17,6 +17,24 @@ from metadist.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
+from metadist.loggers.logger import saved_run_id
+
+
+@pytest.mark.parametrize(
+    ("start", "content", "expected"),
+    [(2, b"0a1b\n", "0a1b"), (0, b"0a1b\n", ""), (2, b"../a", ""), (2, b"\xff", "")],
+)
+def test_the_id_of_a_service_is_kept_in_a_resumed_run(tmp_path, start, content, expected):
+    run = example_run(tmp_path, start)
+    assert saved_run_id(run, "id", 4) == ""
+    (tmp_path / "id").write_bytes(content)
+    assert saved_run_id(run, "id", 4) == expected
+
+
+def test_the_id_of_a_service_is_not_read_from_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "id")
+    with pytest.raises(OSError, match="it is a pipe"):
+        saved_run_id(example_run(tmp_path, 2), "id", 4)
 
 
 def test_flushed_metrics_survive_the_death_of_the_process(tmp_path):
