@@ -1,7 +1,6 @@
 "use strict";
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const parse = (id) => JSON.parse(document.getElementById(id).textContent);
 
   // Colors of a figure that depend on the scheme; those of its traces suit both.
   function template(printing) {
@@ -86,7 +85,7 @@
   }
 
   async function start() {
-    const figures = parse("figures");
+    const figures = JSON.parse(document.getElementById("figures").textContent);
     if (Object.keys(figures).length) {
       await load("plotly");
       await draw(figures, false);
