@@ -246,8 +246,6 @@ def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment
         RemoteRankFailed: another rank failed and reports its error.
     """
     error: Exception | Interrupted | None = None
-    experiment: Experiment | None = None
-    compile_error, partition = None, None
     try:
         if get_rank() == 0:
             _lock_directory(spec.directory, locks)
@@ -255,29 +253,29 @@ def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment
         compiled = experiment.train_mapper.compiled
         if compiled is not None and compiled.backend == "inductor" and get_rank() == 0:
             _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
-        compile_error = compile_step(experiment)
+        compile_error, partition = compile_step(experiment), None
         if experiment.strategy.every_rank_drives:
             size = experiment.trainer_config.meta_batch_size
             partition = partition_digest(experiment.strategy, experiment.learner, size)
+        device = resolve_device(experiment.train_mapper.device)
+        outcome = _BuildOutcome(
+            iteration=experiment.state.iteration if experiment.strategy.is_driver else None,
+            native=native_available(experiment.learner, device),
+            device=device.type,
+            chunk_size=experiment.train_mapper.chunk_size,
+            compile_error=compile_error,
+            partition=partition,
+        )
     except (Exception, Interrupted) as any_error:
         error = any_error
-    device = resolve_device(experiment.train_mapper.device) if experiment else None
-    is_driver = experiment is not None and experiment.strategy.is_driver
-    outcome = _BuildOutcome(
-        user_error=str(error) if isinstance(error, UserError) else "",
-        error="" if error is None else f"{type(error).__name__}: {error}",
-        iteration=experiment.state.iteration if experiment and is_driver else None,
-        native=native_available(experiment.learner, device) if experiment and device else None,
-        device=device.type if device else None,
-        chunk_size=experiment.train_mapper.chunk_size if experiment else None,
-        compile_error=compile_error,
-        partition=partition,
-    )
+        outcome = _BuildOutcome(
+            user_error=str(error) if isinstance(error, UserError) else "",
+            error=f"{type(error).__name__}: {error}",
+        )
     gathered = all_gather_object(job.store, "built", outcome, timeout=None)
     outcomes = [_BuildOutcome(*fields) for fields in gathered]
     _require_built(outcomes, error, spec)
-    assert experiment is not None
-    check_same_device([str(outcome.device) for outcome in outcomes], job.hosts)
+    check_same_device([outcome.device for outcome in outcomes], job.hosts)
     iterations = {outcome.iteration for outcome in outcomes if outcome.iteration is not None}
     if len(iterations) > 1:
         raise UserError(
@@ -304,29 +302,28 @@ def _lock_directory(directory: Path, locks: ExitStack) -> None:
 
 
 class _BuildOutcome(NamedTuple):
-    """The outcome of building the experiment on one rank.
+    """The outcome of building the experiment on one rank: an error, or the other attributes.
 
     Attributes:
         user_error: the message of a `UserError`, "" for none.
         error: the class and message of any error, "" for none.
         iteration: the restored iteration of a driver; None on other ranks.
-        native: whether the model's native kernels are available; None after an error.
-        device: the type of the device; None after an error.
-        chunk_size: the number of tasks in a chunk; None after an error.
+        native: whether the native kernels are available; None if the model uses none.
+        device: the type of the device.
+        chunk_size: the number of tasks in a chunk.
         compile_error: the reason why the outer step cannot be compiled; None if it can be, or if
             it is not to be compiled.
-        partition: a digest of the partitioner's shards; None if only rank zero calls it, or
-            after an error.
+        partition: a digest of the partitioner's shards; None if only rank zero calls it.
     """
 
-    user_error: str
-    error: str
-    iteration: int | None
-    native: bool | None
-    device: str | None
-    chunk_size: ChunkSize | None
-    compile_error: str | None
-    partition: str | None
+    user_error: str = ""
+    error: str = ""
+    iteration: int | None = None
+    native: bool | None = None
+    device: str = ""
+    chunk_size: ChunkSize | None = None
+    compile_error: str | None = None
+    partition: str | None = None
 
 
 def _require_built(
