@@ -1,8 +1,8 @@
 """The `metadist` command: a table of subcommands, each imported when it is used."""
 
 import argparse
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Callable
@@ -63,9 +63,8 @@ def main() -> int:
     elif name in ("-h", "--help", "help"):
         return exit_status(lambda: print_plain(usage()))
     elif name in COMMANDS:
-        module, _, function = COMMANDS[name].target.partition(":")
         sys.argv = [f"metadist {name}", *sys.argv[2:]]
-        return exit_status(lambda: getattr(importlib.import_module(module), function)())
+        return exit_status(lambda: pkgutil.resolve_name(COMMANDS[name].target)())
     else:
         if get_rank() == 0:
             hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
