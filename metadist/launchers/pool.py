@@ -35,8 +35,7 @@ class JobFuture:
                 unchanged.
         """
         if not self._result.done():
-            while not self._future.done():
-                self._pool.wait([self._future])
+            self._pool.wait([self._future])
             try:
                 job_exit: JobExit = self._future.result()
             except Exception as error:

@@ -95,7 +95,6 @@ class RunSpec:
         configuration = OmegaConf.create(fields["configuration"])
         OmegaConf.set_struct(configuration, True)
         converted = {
-            "directory": Path(fields["directory"]),
             "configuration": configuration,
             "overrides": tuple(fields["overrides"]),
             "hydra": None if fields["hydra"] is None else OmegaConf.create(fields["hydra"]),
@@ -114,9 +113,7 @@ def save_configuration(spec: RunSpec) -> None:
     `results.json.1` and so on.
     """
     names = (RESULTS_FILE, TEST_PREDICTIONS_FILE, TEST_TASKS_DATA_FILE)
-    results = [spec.directory / name for name in names]
-    if any(path.exists() for path in results):
-        rename_to_next_number(*results)
+    rename_to_next_number(*(spec.directory / name for name in names))
     for name in (FAILURE_FILE, ERROR_FILE):
         (spec.directory / name).unlink(missing_ok=True)
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
