@@ -114,8 +114,8 @@ def bind_arguments(
 def option_defaults(
     node: Mapping[str, Any],
     path: str,
-    given: Collection[str] = (),
-    locate: Callable[[str, str], Any] | None = None,
+    given: Collection[str],
+    locate: Callable[[str, str], Any],
 ) -> dict[str, bool | int | float | str]:
     """The defaults of the target's options that are numbers, texts or booleans, by name.
 
@@ -127,7 +127,7 @@ def option_defaults(
         given: the names of the arguments that do not come from the configuration.
         locate: see `instantiate`.
     """
-    target = (locate or locate_target)(str(node[_TARGET]), path)
+    target = locate(str(node[_TARGET]), path)
     defaults: dict[str, bool | int | float | str] = {}
     for name, parameter in _signature(target, path).items():
         option = {name: parameter.default}
