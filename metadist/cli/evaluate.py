@@ -96,14 +96,13 @@ def main() -> None:
     add_trust_code(parser)
     options = parser.parse_intermixed_args()
     run, overrides = options.run.resolve(), tuple(options.overrides)
-    checkpoint = options.checkpoint or None
     output = options.output or _default_output(run, overrides, options.checkpoint)
     if options.output:
         prepare_output(output)
     results = evaluate_run(
         run,
         *overrides,
-        checkpoint=checkpoint,
+        checkpoint=options.checkpoint or None,
         trust_code=options.trust_code,
         predictions=predictions_of_evaluation(output),
     )

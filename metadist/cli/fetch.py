@@ -25,7 +25,6 @@ _IMAGENET_TERMS = (
     "https://image-net.org/download."
 )
 _ZENODO = "https://zenodo.org/records/7978538/files"
-_ZENODO_LISTING = "https://zenodo.org/api/records/7978538"
 
 
 class RemoteFile(NamedTuple):
@@ -87,7 +86,7 @@ DATASETS = {
             for split in ("train", "val", "test")
             for name in (f"{split}_labels.pkl", f"{split}_images_png.pkl")
         ),
-        listing=_ZENODO_LISTING,
+        listing="https://zenodo.org/api/records/7978538",
     ),
     "cub": RemoteDataset(
         terms="The images of CUB-200-2011 are for non-commercial research and education only; "
@@ -162,7 +161,8 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
     Raises:
         UserError: a download fails, or a checksum does not match.
     """
-    with wrap_write_errors(root, "choose another directory with --root"):
+    advice = "choose another directory with --root"
+    with wrap_write_errors(root, advice):
         root.mkdir(parents=True, exist_ok=True)
     checksums = _listed_checksums(remote)
     for file in remote.files:
@@ -170,7 +170,6 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
         checksum = file.checksum or checksums.get(file.url.partition("?")[0].rpartition("/")[2])
         if checksum is None:
             raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later.")
-        advice = "choose another directory with --root"
         with file_lock(target, advice), _download_errors(file, target):
             retrieve(target, file.url, checksum, show_progress=True)
             if file.unpack:

@@ -36,12 +36,9 @@ _FLAGS_WITH_VALUE = frozenset((
 ))  # fmt: skip
 """Hydra's flags that take a value."""
 
-CONFIG_PATH = "pkg://metadist.conf"
-"""The package with metadist's configuration, `conf/` of the repository."""
-
 
 def hydra_main(
-    config_name: str, config_path: str = CONFIG_PATH, *, script: str | None = None
+    config_name: str, config_path: str = "pkg://metadist.conf", *, script: str | None = None
 ) -> Callable[[], None]:
     """The main function of a program that runs an experiment.
 
