@@ -183,8 +183,8 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
         return value
     starts_all = _sweep is not None and _sweep.starts_all
     pool = _sweep.pool if _sweep is not None else JobPool()
-    alone = max_concurrent == 1 or not spec.in_sweep or (_sweep is not None and not starts_all)
-    spec = replace(spec, concurrent=not alone)
+    concurrent = max_concurrent > 1 and spec.in_sweep and (_sweep is None or starts_all)
+    spec = replace(spec, concurrent=concurrent)
     (spec.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # from an earlier attempt
     job = pool.submit(
         partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
