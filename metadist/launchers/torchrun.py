@@ -156,25 +156,17 @@ class TorchrunLauncher(Launcher):
             rendezvous_file: the file for the rendezvous of a single node, whose agent then opens no
                 port.
         """
-        if self.rdzv_endpoint:
-            rendezvous = [
-                f"--nnodes={self.nnodes}",
-                "--rdzv-backend=c10d",
-                f"--rdzv-endpoint={self.rdzv_endpoint}",
-                f"--rdzv-id={self.rdzv_id or 'metadist'}-{spec.directory.name}",
-                *([] if self.node_rank is None else [f"--node-rank={self.node_rank}"]),
-            ]
-        else:
-            rendezvous = [
-                "--nnodes=1",
-                "--rdzv-backend=c10d",
-                "--rdzv-conf=store_type=file",
-                f"--rdzv-endpoint={rendezvous_file}",
-                f"--rdzv-id=metadist-{spec.directory.name}",
-                "--local-addr=127.0.0.1",
-            ]
+        rendezvous = []
+        if not self.rdzv_endpoint:
+            rendezvous = ["--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
+        elif self.node_rank is not None:
+            rendezvous = [f"--node-rank={self.node_rank}"]
         return [
             *(sys.executable, "-m", "metadist.distributed.torchrun_agent"),
+            f"--nnodes={self.nnodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.rdzv_endpoint or rendezvous_file}",
+            f"--rdzv-id={self.rdzv_id or 'metadist'}-{spec.directory.name}",
             *rendezvous,
             f"--nproc-per-node={self.nproc_per_node}",
             f"--max-restarts={self.max_restarts}",
