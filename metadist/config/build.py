@@ -172,7 +172,7 @@ def assemble_experiment(
         ),
         logger=_logger(cfg, instantiate),
         callbacks=_instances(cfg, "callbacks", Callback, instantiate),
-        resume=None if cfg.get("resume") is None else str(cfg.resume),
+        resume=settings.resume,
     )
 
 
