@@ -49,7 +49,7 @@ _FUNCTIONS = {
     for name in ("batch_partitioner", "dim_partitioner", "exclusive_batch_partitioner")
 }
 
-_SAFE_INTERPOLATION = re.compile(r"\$\{(?:[\w.\-\[\]]+\}|fraction:|oc\.select:)")
+_SAFE_INTERPOLATION = re.compile(r"\$\{\s*(?:[\w.\-\[\]]+\s*\}|fraction:|oc\.select:)")
 """The start of an interpolation that reads nothing but the configuration itself."""
 
 

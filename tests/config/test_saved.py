@@ -18,7 +18,7 @@ from worlds import run_world
 
 from metadist.algorithms import MAML
 from metadist.config import image_preprocessing, load_experiment, load_learner
-from metadist.config.trusted import check_interpolations, locate_trusted
+from metadist.config.trusted import check_interpolations, locate_trusted, resolve_external
 from metadist.distributed import batch_partitioner, mean_reducer
 from metadist.errors import UserError
 from metadist.models import Torchvision
@@ -188,7 +188,11 @@ def test_interpolations_that_read_the_environment_are_refused(text):
 
 def test_interpolations_of_conf_are_accepted():
     values = ["${trainer.iterations}", "${fraction:0.1,${trainer.iterations}}", "${oc.select:a,1}"]
-    check_interpolations({"a": values})
+    spaced = ["${ seed }", "${ fraction:0.1,${ seed }}", "${ oc.select: seed, 1 }"]
+    check_interpolations({"a": values, "b": spaced})
+    configuration = OmegaConf.create({"seed": 3, "b": spaced})
+    saved = OmegaConf.to_container(resolve_external(configuration), resolve=False)
+    assert saved == {"seed": 3, "b": spaced}
 
 
 def saved_configuration(directory, change) -> None:
