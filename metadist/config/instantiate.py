@@ -82,14 +82,13 @@ def bind_arguments(
     if OmegaConf.is_config(node):
         values = _values(node, path)
     if not isinstance(values, Mapping) or _TARGET not in values:
-        plus = "+" if path in NOT_IN_DEFAULTS else ""
+        advice = f"name its class, as in +{path}.{_TARGET}=CLASS"
+        if "." not in path:
+            group = path.removeprefix("default_")  # +partition=NAME replaces default_partition
+            plus = "+" if group in NOT_IN_DEFAULTS else ""
+            advice = f"choose one of the options of {group}, as in {plus}{group}=NAME"
         raise UserError(
-            f"{path} must name a {_TARGET} and its arguments, got {values!r}: "
-            + (
-                f"name its class, as in +{path}.{_TARGET}=CLASS."
-                if "." in path
-                else f"choose one of the options of {path}, as in {plus}{path}=NAME."
-            )
+            f"{path} must name a {_TARGET} and its arguments, got {values!r}: {advice}."
         )
     if unsupported := [key for key in values if key in _UNSUPPORTED]:
         raise UserError(f"{path}.{unsupported[0]} is not supported: give the arguments by name.")

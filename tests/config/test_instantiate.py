@@ -138,6 +138,7 @@ def test_refusals_are_one_sentence(node, parts):
     [
         ("reducer", "as in reducer=NAME."),
         ("partition", "as in +partition=NAME."),
+        ("default_partition", "one of the options of partition, as in +partition=NAME."),
         ("callbacks.ema", "as in +callbacks.ema._target_=CLASS."),
     ],
 )
