@@ -89,6 +89,7 @@ class FewShotTasks:
         self.train_shots = shots if train_shots is None else train_shots
         self.train_queries = queries if train_queries is None else train_queries
         self.sampled_splits = tuple(sampled_splits)
+        self._look_ahead = LookAhead()
         if self._counts("train") == self._counts("test"):
             dataset.check(ways, shots, queries, self.sampled_splits)
         else:
@@ -136,10 +137,6 @@ class FewShotTasks:
         if episodes_on is None or device.type == "cpu":
             return None
         return episodes_on(device, KeyGenerators(keys), split, *self._counts(split))
-
-    @functools.cached_property
-    def _look_ahead(self) -> LookAhead:
-        return LookAhead()
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """A task's class names and query images; None if the dataset has no `describe`.

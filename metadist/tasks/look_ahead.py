@@ -50,20 +50,18 @@ class LookAhead:
         """
         ahead, iterations = self._ahead, self._iterations  # other threads may replace them
         expected = ahead[-1] if ahead else None
-        if not (
-            expected is not None
-            and expected.dataset is dataset
-            and expected.counts == counts
-            and torch.equal(expected.keys, keys)
+        if (
+            iterations < 2
+            or expected is None
+            or expected.dataset is not dataset
+            or expected.counts != counts
+            or not torch.equal(expected.keys, keys)
         ):
             episodes = sample_together(dataset, keys, counts)
             elements = sum(tensor.numel() for part in episodes for tensor in part)
             self._iterations = min(_MAX_TASKS // len(keys), _MAX_ELEMENTS // max(1, elements))
             self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
             return episodes
-        if iterations < 2:
-            self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
-            return sample_together(dataset, keys, counts)
         if expected.episodes is None:
             ahead = _sample_iterations(dataset, keys, counts, iterations)
         self._ahead, found = ahead[:-1], ahead[-1].episodes
