@@ -91,15 +91,8 @@ def key_split(key: Tensor) -> str:
 
 def stack_episodes(episodes: list[Episode]) -> Episode:
     """Stack episodes of equal shapes: every tensor gets a leading task dimension."""
-    return Episode(
-        *(
-            Examples(
-                torch.stack([getattr(episode, part).inputs for episode in episodes]),
-                torch.stack([getattr(episode, part).targets for episode in episodes]),
-            )
-            for part in Episode._fields
-        )
-    )
+    parts = zip(*episodes, strict=True)  # all support sets, then all query sets
+    return Episode(*(Examples(*map(torch.stack, zip(*part, strict=True))) for part in parts))
 
 
 def select_episodes(episodes: Episode, index: int | slice) -> Episode:
