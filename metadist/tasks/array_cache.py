@@ -135,19 +135,19 @@ def load_any(root: Path, stem: str, shape: tuple[int | None, ...]) -> CachedArra
     Raises:
         UserError: there are several; some of them are of earlier versions of the images.
     """
-    paths = sorted(root.glob(f"{stem}_*.npy"))
-    arrays = [_load(path, cache_directory(root) / path.name) for path in paths]
-    for index, (path, cached) in enumerate(zip(paths, arrays, strict=True)):
-        if cached is not None and not _fits(cached, shape):
+    intact = {}
+    for path in sorted(root.glob(f"{stem}_*.npy")):
+        cached = _load(path, cache_directory(root) / path.name)
+        if cached is not None and _fits(cached, shape):
+            intact[path.name] = cached
+        elif cached is not None:
             _log.warning("%s has other contents than expected and will not be used", path)
-            arrays[index] = None
-    intact = [path.name for path, array in zip(paths, arrays, strict=True) if array is not None]
     if len(intact) > 1:
         raise UserError(
             f"{root} has no images, and several arrays of images, {', '.join(intact)}: keep the "
             "one of the current images, and delete the others."
         )
-    return next((array for array in arrays if array is not None), None)
+    return next(iter(intact.values()), None)
 
 
 def _fits(cached: CachedArray, shape: tuple[int | None, ...]) -> bool:
