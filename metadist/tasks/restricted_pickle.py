@@ -7,20 +7,19 @@ subclass of the pure-Python unpickler therefore also has an allow-list of opcode
 and builds arrays itself.
 """
 
+import contextlib
 import mmap
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from metadist.errors import UserError
 from metadist.files import open_regular
 from metadist.tasks.data_files import error_with_type
-
-_T = TypeVar("_T")
 
 MAX_READS = 5_000_000
 """The most reads of one pickle; an opcode takes one to three, CIFAR-100 takes 0.5 million."""
@@ -81,17 +80,14 @@ def load(data: bytes | mmap.mmap, name: str) -> dict[str, Any]:
         UserError: the pickle is no dictionary, is damaged, is too long, or has anything but
             arrays, numbers, text, lists, tuples and dictionaries. Nothing in it was executed.
     """
-
-    def read() -> dict[str, Any]:
-        loaded = _Unpickler(_Source(data)).load()
+    with _refused_errors(name):
+        loaded = _Unpickler(_Source(data, _VIEW_BYTES, MAX_READS)).load()
         if not isinstance(loaded, dict):
             raise RefusedError(f"has a {type(loaded).__name__} instead of a dictionary")
         return {
             to_text(key): value.array if isinstance(value, _Array) else value
             for key, value in loaded.items()
         }
-
-    return _refuse_errors(read, name)
 
 
 def load_arrays(path: Path) -> list[np.ndarray]:
@@ -101,20 +97,18 @@ def load_arrays(path: Path) -> list[np.ndarray]:
         UserError: see `load`; or the file cannot be read.
     """
     data = _map_file(path)
-
-    def read() -> list[np.ndarray]:
-        source = _Source(data, view_bytes=_SMALL_VIEW_BYTES, max_reads=MAX_LIST_READS)
-        loaded = _Unpickler(source).load()
+    with _refused_errors(str(path)):
+        loaded = _Unpickler(_Source(data, _SMALL_VIEW_BYTES, MAX_LIST_READS)).load()
         if not isinstance(loaded, list) or not all(isinstance(item, _Array) for item in loaded):
             raise RefusedError("has anything but a list of arrays")
         return [item.array for item in loaded]
 
-    return _refuse_errors(read, str(path))
 
-
-def _refuse_errors(read: Callable[[], _T], name: str) -> _T:
+@contextlib.contextmanager
+def _refused_errors(name: str) -> Iterator[None]:
+    """Report what is wrong with the pickle `name` as user errors."""
     try:
-        return read()
+        yield
     except RefusedError as error:
         raise UserError(
             f"{name} {error}, where only arrays, numbers, text, lists and dictionaries are "
@@ -189,14 +183,9 @@ def to_images(values: object, shape: tuple[int, ...]) -> np.ndarray:
 class _Source:
     """The pickle as the file that the unpickler reads; long reads return views, not copies."""
 
-    def __init__(
-        self,
-        data: bytes | mmap.mmap,
-        view_bytes: int = _VIEW_BYTES,
-        max_reads: int | None = None,
-    ) -> None:
+    def __init__(self, data: bytes | mmap.mmap, view_bytes: int, max_reads: int) -> None:
         self.view_bytes = view_bytes
-        self.max_reads = MAX_READS if max_reads is None else max_reads
+        self.max_reads = max_reads
         self.data = memoryview(data)
         self.position = 0
         self.reads = 0
