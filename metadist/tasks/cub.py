@@ -11,6 +11,7 @@ from metadist.errors import UserError
 from metadist.tasks import array_cache, image_files
 from metadist.tasks.decoded_images import DecodedImages, group_by_class, load_classes
 from metadist.tasks.image_files import ImageClass
+from metadist.tasks.images import split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 CLASSES = 200
@@ -90,9 +91,5 @@ class CUB(DecodedImages):
         return load_classes(root, stem, classes, self.size, "RGB")
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
-        remainders = np.arange(len(names)) % 4
-        return {
-            "train": np.flatnonzero(remainders % 2 == 0),
-            "validation": np.flatnonzero(remainders == 1),
-            "test": np.flatnonzero(remainders == 3),
-        }
+        by_remainder = ("train", "validation", "train", "test")
+        return split_indices([by_remainder[number % 4] for number in range(len(names))])

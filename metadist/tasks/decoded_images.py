@@ -14,9 +14,8 @@ import numpy as np
 from metadist.files import open_regular
 from metadist.tasks import array_cache, data_files, image_files
 from metadist.tasks.array_cache import ArraySpec, CachedArray
-from metadist.tasks.episode import SPLITS
 from metadist.tasks.image_files import ImageClass
-from metadist.tasks.images import ImageClasses
+from metadist.tasks.images import ImageClasses, split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 _SAMPLED_FILES, _SAMPLED_BYTES = 32, 2**16
@@ -172,5 +171,4 @@ def group_by_class(cached: CachedArray) -> tuple[list[np.ndarray], list[str]]:
 
 def given_splits(names: Sequence[str]) -> dict[str, np.ndarray]:
     """The indices of each split's names, of the form `SPLIT/CLASS`."""
-    name_splits = np.array([name.partition("/")[0] for name in names])
-    return {split: np.flatnonzero(name_splits == split) for split in SPLITS}
+    return split_indices([name.partition("/")[0] for name in names])

@@ -445,6 +445,12 @@ class ImageClasses:
         return grouped
 
 
+def split_indices(splits: Sequence[str]) -> dict[str, np.ndarray]:
+    """The indices of each split's classes, given the split of each class."""
+    class_splits = np.array(splits)
+    return {split: np.flatnonzero(class_splits == split) for split in SPLITS}
+
+
 def _targets(ways: int, count: int) -> Tensor:
     # For so few numbers NumPy is several times as fast as PyTorch.
     return torch.from_numpy(np.repeat(np.arange(ways), count))

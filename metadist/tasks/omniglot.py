@@ -1,6 +1,6 @@
 """Omniglot: 1623 handwritten characters from 50 alphabets, each drawn by 20 people."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -10,7 +10,8 @@ from annotated_types import Ge, Interval
 from metadist.errors import UserError
 from metadist.tasks import array_cache, omniglot_files
 from metadist.tasks.array_cache import CachedArray
-from metadist.tasks.images import ImageClasses
+from metadist.tasks.episode import SPLITS
+from metadist.tasks.images import ImageClasses, split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 OmniglotSplit = Literal["random", "vinyals", "alphabets", "small1", "small2"]
@@ -207,11 +208,12 @@ def split_characters(
     if split == "random":
         order = np.random.default_rng(seed).permutation(len(names))
         bounds = (NON_TEST_CHARACTERS - VALIDATION_CHARACTERS, NON_TEST_CHARACTERS)
-        return dict(zip(("train", "validation", "test"), np.split(order, bounds), strict=True))
+        return dict(zip(SPLITS, np.split(order, bounds), strict=True))
     if split == "vinyals":
-        alphabets = _background_names(VINYALS_VALIDATION)
-        validation = {name for name in names if alphabet(name) in alphabets}
-        return _to_indices(names, set(names[NON_TEST_CHARACTERS:]), validation)
+        split_of = dict.fromkeys(_background_names(VINYALS_VALIDATION), "validation")
+        splits = [split_of.get(alphabet(name), "train") for name in names]
+        splits[NON_TEST_CHARACTERS:] = ["test"] * (len(names) - NON_TEST_CHARACTERS)
+        return split_indices(splits)
     background = sorted({alphabet(n) for n in names if n.startswith("images_background/")})
     training = _background_names(MINIMAL_SETS[split]) if split in MINIMAL_SETS else set(background)
     # Validation alphabets are taken from the training set, unless that set is fixed.
@@ -222,25 +224,11 @@ def split_characters(
             f"{len(free) - 1} alphabets can be held out with dataset.split={split}."
         )
     order = np.random.default_rng(seed).permutation(len(free))
-    held_out = {free[index] for index in order[:validation_alphabets]}
-    test = {name for name in names if not name.startswith("images_background/")}
-    unused = {n for n in names if alphabet(n) not in training | held_out} - test
-    return _to_indices(names, test, {n for n in names if alphabet(n) in held_out}, unused)
+    split_of = {name: "test" for name in map(alphabet, names) if name not in background}
+    split_of |= dict.fromkeys(training, "train")
+    split_of |= {free[index]: "validation" for index in order[:validation_alphabets]}
+    return split_indices([split_of.get(alphabet(name), "unused") for name in names])
 
 
 def _background_names(alphabets: Sequence[str]) -> set[str]:
     return {f"images_background/{name}" for name in alphabets}
-
-
-def _to_indices(
-    names: Sequence[str],
-    test: set[str],
-    validation: set[str],
-    unused: Set[str] = frozenset(),
-) -> dict[str, np.ndarray]:
-    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
-    for index, name in enumerate(names):
-        if name not in unused:
-            split = "test" if name in test else "validation" if name in validation else "train"
-            splits[split].append(index)
-    return {split: np.array(members, dtype=np.int64) for split, members in splits.items()}
