@@ -1,8 +1,7 @@
 """Find and decode MiniImageNet in any of its file layouts."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,26 +99,27 @@ def decode(layout: Layout) -> ArraySpec:
     Raises:
         UserError: a file is missing, cannot be read or decoded, or has the wrong contents.
     """
-    classes: Mapping[str, _PickledClass | list[Path]]
     rows: Iterator[np.ndarray]
     if layout.kind == "pickles":
-        classes = pickled = _in_pickles(layout)
-        rows = (pickled_class.pixels() for pickled_class in pickled.values())
+        pickled = _in_pickles(layout)
+        counts = {name: len(indices) for name, (_, indices) in pickled.items()}
+        rows = (images[indices].transpose(0, 3, 1, 2) for images, indices in pickled.values())
     else:
-        image_classes = _image_classes(layout)
-        classes = files = {f"{item.split}/{item.name}": item.files for item in image_classes}
-        rows = _rows(files.values())
-    _check({name: len(members) for name, members in classes.items()}, layout)
-    return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(classes), rows)
+        classes = _image_classes(layout)
+        counts = {f"{item.split}/{item.name}": len(item.files) for item in classes}
+        rows = _rows(classes)
+    _check(counts, layout)
+    return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(counts), rows)
 
 
 def _image_classes(layout: Layout) -> list[ImageClass]:
     return image_files.find_classes(layout.root, "MiniImageNet")
 
 
-def _rows(classes: Iterable[list[Path]]) -> Iterator[np.ndarray]:
+def _rows(classes: list[ImageClass]) -> Iterator[np.ndarray]:
     """The decoded images of each class, which has `EXAMPLES` files."""
-    images = image_files.decode_files(itertools.chain.from_iterable(classes), "RGB", SIDE)
+    files = [file for item in classes for file in item.files]
+    images = image_files.decode_files(files, "RGB", SIDE)
     for _ in classes:
         yield np.stack(list(itertools.islice(images, EXAMPLES)))
 
@@ -147,29 +147,15 @@ def _check(counts: dict[str, int], layout: Layout) -> None:
 # --- pickles -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _PickledClass:
-    """The images of one class: indices into all images of a file, uint8 (n, 84, 84, 3)."""
-
-    images: np.ndarray
-    indices: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def pixels(self) -> np.ndarray:
-        return self.images[self.indices].transpose(0, 3, 1, 2)
-
-
-def _in_pickles(layout: Layout) -> dict[str, _PickledClass]:
-    """The classes of the pickles; their images are views of the mapped files.
+def _in_pickles(layout: Layout) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """All images of each class's pickle, a view of the mapped file, and the indices of its own.
 
     A pickle has `image_data`, uint8 of shape (n, 84, 84, 3), and `class_dict`, the indices of each
     class's images (Ren et al. 2018, arXiv 1803.00676); or `data` of that shape, the images'
     `labels`, and `catname2label` (Gidaris and Komodakis 2018, arXiv 1804.09458).
     """
     return {
-        f"{split}/{name}": _PickledClass(images, indices)
+        f"{split}/{name}": (images, indices)
         for split, file in layout.files.items()
         for images, classes in [_read_pickle(file)]
         for name, indices in sorted(classes.items())
