@@ -14,7 +14,7 @@ from torch import Tensor
 from metadist.errors import UserError
 from metadist.metrics import counted
 from metadist.tasks.episode import SPLITS, Episode, EpisodeDescription, Examples
-from metadist.tasks.images_on_device import ImagesOnDevice
+from metadist.tasks.images_on_device import ImagesOnDevice, fits_on_device
 from metadist.tasks.transforms import (
     Augment,
     ImageTransform,
@@ -294,7 +294,8 @@ class ImageClasses:
         if methods != (ImageClasses.episode, ImageClasses.inputs) or augmented:
             return None
         if device not in self._on_device:
-            self._on_device[device] = ImagesOnDevice.copy(self.images, device)
+            fits = fits_on_device(self.images, device)
+            self._on_device[device] = ImagesOnDevice(self.images, device) if fits else None
         images = self._on_device[device]
         if images is None:
             return None

@@ -10,41 +10,29 @@ _SHARE = 4
 """Images take at most 1 / _SHARE of a device's free memory."""
 
 
+def fits_on_device(classes: np.ndarray | Sequence[np.ndarray], device: torch.device) -> bool:
+    """Whether images take at most a quarter of a GPU's free memory; True for the CPU."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(images.nbytes for images in classes) <= free // _SHARE
+
+
 class ImagesOnDevice:
-    """The images of all classes on a device.
+    """The images of all classes, copied to a device.
 
     Args:
-        pixels: uint8 of shape (images, *image shape), grouped by class.
-        class_sizes: the number of images of each class.
+        classes: uint8, one array of images per class.
+        device: the CPU or a GPU.
     """
 
-    def __init__(self, pixels: Tensor, class_sizes: Sequence[int]) -> None:
-        self.pixels = pixels
-        self._starts = np.concatenate([[0], np.cumsum(class_sizes)[:-1]])
-
-    @classmethod
-    def copy(
-        cls, classes: np.ndarray | Sequence[np.ndarray], device: torch.device
-    ) -> "ImagesOnDevice | None":
-        """Copy images to a device.
-
-        Args:
-            classes: uint8, one array of images per class.
-            device: the CPU or a GPU.
-
-        Returns:
-            The copy; None if the images take more than a quarter of the GPU's free memory.
-        """
+    def __init__(self, classes: np.ndarray | Sequence[np.ndarray], device: torch.device) -> None:
         sizes = [len(images) for images in classes]
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if sum(images.nbytes for images in classes) > free // _SHARE:
-                return None
         shape = (sum(sizes), *classes[0].shape[1:])
-        pixels = torch.empty(shape, dtype=torch.uint8, device=device)
-        for part, images in zip(pixels.split(sizes), classes, strict=True):
+        self.pixels = torch.empty(shape, dtype=torch.uint8, device=device)
+        for part, images in zip(self.pixels.split(sizes), classes, strict=True):
             part.copy_(torch.from_numpy(np.array(images)))  # a copy: files are mapped read-only
-        return cls(pixels, sizes)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
     def select(self, classes: np.ndarray, examples: np.ndarray, rotations: np.ndarray) -> Tensor:
         """Select images by class and example, rotated by class; does not wait for the device.
