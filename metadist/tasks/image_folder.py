@@ -122,19 +122,19 @@ class ImageFolder(DecodedImages):
             indices["train"], indices[split] = choose(
                 indices["train"], max(1, round(fraction * total))
             )
+        if total and not len(indices["train"]):
+            raise UserError(
+                f"the number of classes with images in {root} is {len(names)} and none is left for "
+                "train: add class folders, or lower dataset.validation_fraction and "
+                "dataset.test_fraction."
+            )
         for split, members in indices.items():
-            short = image_files.SHORT_NAMES[split]
-            if not len(members) and not names[0].startswith("/"):
+            if not len(members):
+                short = image_files.SHORT_NAMES[split]
                 raise UserError(
                     f"{root} has no classes with images for {split}: add them in the folder "
                     f"{short}, or to {short}.csv if there are such lists, or give a directory of "
                     "class folders without splits."
-                )
-            if not len(members):
-                raise UserError(
-                    f"the number of classes with images in {root} is {len(names)} and none is left "
-                    f"for {split}: add class folders, or lower dataset.validation_fraction and "
-                    "dataset.test_fraction."
                 )
         return indices
 

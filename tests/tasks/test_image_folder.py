@@ -206,6 +206,10 @@ def test_what_cannot_be_used_is_refused(tmp_path):
             r"no classes with images for test: add them in the folder test, or to test\.csv if",
         )
     )
+    one_to_train = tmp_path / "one_to_train"
+    for part, index in (("train", 0), ("test", 1)):
+        write(one_to_train / part, {f"class{index:02d}": 3})
+    cases.append((one_to_train, "the number of classes .* is 2 and none is left for train"))
     text = write(tmp_path / "text", SIZES)
     (text / "class04" / "001.png").write_text("no image")
     cases.append((text, "it is of no known image format"))
