@@ -114,10 +114,7 @@ def _refused_errors(name: str) -> Iterator[None]:
             f"{name} {error}, where only arrays, numbers, text, lists and dictionaries are "
             "accepted; nothing in it was executed: use a file from a source that you trust."
         ) from None
-    except (
-        AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError,
-        ValueError, pickle.UnpicklingError,
-    ) as error:  # fmt: skip
+    except (*CONTENT_ERRORS, EOFError, IndexError, MemoryError, pickle.UnpicklingError) as error:
         raise UserError(
             f"{name} is no complete pickle ({error_with_type(error)}); replace it with a complete "
             "copy."
