@@ -4,7 +4,7 @@ import csv
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -249,7 +249,7 @@ def check_disjoint(classes: Iterable[tuple[str, str]], root: Path) -> None:
             )
 
 
-def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.ndarray]:
+def decode_files(files: Sequence[Path], mode: str, size: int) -> Iterator[np.ndarray]:
     """Decode image files in threads.
 
     Args:
@@ -264,7 +264,6 @@ def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.nda
         UserError: files cannot be read or decoded. The message names the first ones, among the
             next `_SEARCHED` files.
     """
-    files = list(files)
 
     def decode(file: Path) -> np.ndarray | UserError:
         try:
