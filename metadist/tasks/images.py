@@ -135,7 +135,7 @@ class ImageClasses:
         self.normalize.check(self.input_shape[0])
         self.augment = augment or Augment()
         self.transforms = transforms
-        self.class_names = class_names
+        self.class_names = None if class_names is None else [str(name) for name in class_names]
         self.skip_small_classes = skip_small_classes
         self.test_drawers = test_drawers
         if test_drawers and len(sizes := {*self.class_sizes.tolist()}) > 1:
@@ -369,8 +369,7 @@ class ImageClasses:
         Reading all images would take seconds.
         """
         splits = [self.splits[split].tolist() for split in SPLITS]
-        names = None if self.class_names is None else [str(name) for name in self.class_names]
-        checksum = zlib.crc32(repr((names, self.class_sizes.tolist(), splits)).encode())
+        checksum = zlib.crc32(repr((self.class_names, self.class_sizes.tolist(), splits)).encode())
         for index, class_images in enumerate(self.images):
             example = index % max(1, len(class_images))
             checksum = zlib.crc32(class_images[example : example + 1].tobytes(), checksum)

@@ -343,6 +343,10 @@ def test_classes_that_are_too_small_are_named_or_left_out(caplog):
     assert "1 + 6 = 7, but some classes of unequal have fewer examples" in message
     assert "class00 (4), class01 (5), class02 (6); lower" in message
     assert message.endswith("add images, or remove these classes.")
+    names = np.array([f"name{index:02d}" for index in range(20)])
+    named = ImageClasses("named", unequal().images, SPLIT_CLASSES, class_names=names)
+    with pytest.raises(UserError, match=r"named have fewer examples: name00 \(4\), name01"):
+        FewShotTasks(named, 2, 1, 6)
     with caplog.at_level("INFO", logger="metadist"):
         tasks = FewShotTasks(unequal(skip_small_classes=True), 2, 1, 6)
     [line] = caplog.messages
