@@ -24,7 +24,7 @@ CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 EXAMPLES = 20
 """Images per character, each drawn by another person."""
 
-_MEMBER = re.compile(r"(images_[a-z]+)/([^/]+)/(character\d+)/([^/]+\.png)")
+_MEMBER = re.compile(r"((images_[a-z]+)/[^/]+/character\d+)/[^/]+\.png")
 MAX_MEMBER_BYTES = 1 << 20
 MAX_IMAGE_PIXELS = 1 << 20
 _FORMAT = 1
@@ -107,7 +107,7 @@ def decode(sources: dict[str, Path], size: int) -> ArraySpec:
     for set_name, source in sorted(sources.items()):
         with _members(set_name, source) as (characters, _):
             _check_complete(set_name, source, characters)
-            names += ["/".join(character) for character in sorted(characters)]
+            names += sorted(characters)
     return ArraySpec((EXAMPLES, size, size), names, _rows(sources, size))
 
 
@@ -121,15 +121,14 @@ def _rows(sources: dict[str, Path], size: int) -> Iterator[np.ndarray]:
                 yield np.stack(images)
 
 
-_Characters = dict[tuple[str, ...], list[str]]
-
-
 @contextlib.contextmanager
-def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callable[[str], bytes]]]:
+def _members(
+    set_name: str, source: Path
+) -> Iterator[tuple[dict[str, list[str]], Callable[[str], bytes]]]:
     """The images of a set by character, and a function that reads one of them.
 
     Yields:
-        {(set, alphabet, character): [member, …]}, and the function from a member to its bytes.
+        {"set/alphabet/character": [member, …]}, and the function from a member to its bytes.
     """
     with contextlib.ExitStack() as stack:
         if source.is_dir():
@@ -150,11 +149,11 @@ def _members(set_name: str, source: Path) -> Iterator[tuple[_Characters, Callabl
             def open_member(member: str) -> IO[bytes]:
                 return archive.open(member)
 
-        characters: _Characters = {}
+        characters: dict[str, list[str]] = {}
         for member in members:
             # Members of an archive that are not images of this set are ignored.
-            if (match := _MEMBER.fullmatch(member)) and match[1] == set_name:
-                characters.setdefault(match.groups()[:3], []).append(member)
+            if (match := _MEMBER.fullmatch(member)) and match[2] == set_name:
+                characters.setdefault(match[1], []).append(member)
 
         def read(member: str) -> bytes:
             try:
@@ -187,7 +186,7 @@ def _images_below(folder: Path) -> Iterator[Path]:
         raise UserError(unreadable(error.filename or folder, error)) from error
 
 
-def _check_complete(set_name: str, source: Path, characters: _Characters) -> None:
+def _check_complete(set_name: str, source: Path, characters: dict[str, list[str]]) -> None:
     expected = CHARACTERS[set_name]
     if len(characters) != expected:
         raise UserError(
@@ -197,7 +196,7 @@ def _check_complete(set_name: str, source: Path, characters: _Characters) -> Non
     for character, members in sorted(characters.items()):
         if len(members) != EXAMPLES:
             raise UserError(
-                f"{'/'.join(character)} in {source} has {len(members)} images, expected "
+                f"{character} in {source} has {len(members)} images, expected "
                 f"{EXAMPLES}; replace {source} with a complete copy."
             )
 
