@@ -1,6 +1,5 @@
 """Images in a directory of class folders, such as a user's own data."""
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,12 +115,12 @@ class ImageFolder(DecodedImages):
             self.more_classes = "raise dataset.validation_fraction"
         else:
             self.seed = None
-        choose = functools.partial(_choose, np.random.default_rng(self.seed))
+        generator = np.random.default_rng(self.seed)
         total = len(indices["train"])
         for split, fraction in fractions.items():
-            indices["train"], indices[split] = choose(
-                indices["train"], max(1, round(fraction * total))
-            )
+            members = indices["train"]
+            chosen = generator.permutation(len(members))[: max(1, round(fraction * total))]
+            indices["train"], indices[split] = np.delete(members, chosen), np.sort(members[chosen])
         if total and not len(indices["train"]):
             raise UserError(
                 f"the number of classes with images in {root} is {len(names)} and none is left for "
@@ -144,11 +143,3 @@ class ImageFolder(DecodedImages):
             "class_names": data_files.fingerprint((), sorted(self.classes.items())),
             **({} if self.seed is None else {"split_seed": self.seed}),
         }
-
-
-def _choose(
-    generator: np.random.Generator, members: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Split off `count` random members: the remaining and the chosen members, both sorted."""
-    chosen = generator.permutation(len(members))[:count]
-    return np.delete(members, chosen), np.sort(members[chosen])
