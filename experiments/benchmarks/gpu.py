@@ -139,8 +139,7 @@ def synchronizations(problem: Problem, device: torch.device) -> Iterator[dict[st
             learner = algorithm(model).to(device).train()
             learner.task_seeds = range(8)
             parameters = dict(learner.named_parameters())
-            trained = [key for key, parameter in parameters.items() if parameter.requires_grad]
-            arguments = StepArguments(learner, parameters, trained, episodes, weights)
+            arguments = StepArguments(learner, parameters, episodes, weights)
             outer_step(arguments)  # loads libraries
             if device.type == "cuda":
                 found = count_synchronizations(functools.partial(outer_step, arguments), device)
@@ -184,7 +183,7 @@ def write_trace(problem: Problem, device: torch.device, path: Path) -> Iterator[
         episodes = stack_episodes(RandomTasks(problem, device, torch.float32).episodes)
         weights = torch.ones(len(episodes.query.inputs), dtype=torch.float64, device=device)
         parameters = dict(learner.named_parameters())
-        arguments = StepArguments(learner, parameters, [*parameters], episodes, weights)
+        arguments = StepArguments(learner, parameters, episodes, weights)
         outer_step(arguments)
         synchronize(device)
         activities = [ProfilerActivity.CPU]

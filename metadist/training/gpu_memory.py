@@ -67,7 +67,6 @@ def gpu_chunk_size(
     clone = module_clone(learner, by="reference", detach_buffers=True, device=device)
     learner = clone.train()
     parameters = dict(learner.named_parameters())
-    trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
     peaks = []
     try:
         for count in _COUNTS:
@@ -76,9 +75,7 @@ def gpu_chunk_size(
             weights = torch.ones(count, dtype=torch.float64, device=device)
             torch.cuda.reset_peak_memory_stats(device)
             with tensor_float32(precision, device):
-                outer_step(
-                    StepArguments(learner, parameters, trainable, stacked, weights, precision)
-                )
+                outer_step(StepArguments(learner, parameters, stacked, weights, precision))
             peaks.append(torch.cuda.max_memory_allocated(device))
     except torch.OutOfMemoryError:
         return 1

@@ -49,8 +49,8 @@ class StepSum(NamedTuple):
 
     Attributes:
         result: the sum of the results, in float64.
-        gradients: the gradient with respect to each trainable parameter, in float64; None if no
-            loss depends on the parameter.
+        gradients: the gradient with respect to each parameter that requires grad, in float64; None
+            if no loss depends on the parameter.
         dtypes: the dtype of each leaf of a task's result; None for leaves that are no real tensors.
     """
 
@@ -65,7 +65,6 @@ class StepArguments(NamedTuple):
     Attributes:
         learner: a learner with `supports_batched_tasks`, in training mode.
         parameters: all of the learner's parameters, by name.
-        trainable: names of the parameters to differentiate with respect to.
         episodes: the tasks, every tensor with a first dimension of tasks.
         weights: the weight of each task in the sum, float64, shape (tasks,).
         precision: the precision of the tasks' computation.
@@ -73,14 +72,14 @@ class StepArguments(NamedTuple):
 
     learner: Learner
     parameters: Mapping[str, Tensor]
-    trainable: Sequence[str]
     episodes: Episode
     weights: Tensor
     precision: Precision = "float32"
 
 
 def outer_step(arguments: StepArguments) -> StepSum:
-    """Run a chunk of tasks, and differentiate their losses with respect to the parameters.
+    """Run a chunk of tasks, and differentiate their losses with respect to the parameters that
+    require grad.
 
     With learner, tasks and weights on a GPU, there is no synchronization, unless the learner reads
     values.
@@ -88,13 +87,13 @@ def outer_step(arguments: StepArguments) -> StepSum:
     Args:
         arguments: learner, parameters and tasks.
     """
-    learner, parameters, trainable, episodes, weights, precision = arguments
+    learner, parameters, episodes, weights, precision = arguments
     with profile_range("forward"):
         result, task_parameters = forward_batched(learner, parameters, episodes, precision)
-    gradients: Sequence[Tensor | None] = [None] * len(trainable)
-    if result.loss.requires_grad and trainable:
+    inputs = [tensor for tensor in task_parameters.values() if tensor.requires_grad]
+    gradients: Sequence[Tensor | None] = [None] * len(inputs)
+    if result.loss.requires_grad and inputs:
         with profile_range("backward"):
-            inputs = [task_parameters[name] for name in trainable]
             gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
     with profile_range("reduce"):
         return weighted_step_sum(result, gradients, weights)
@@ -107,8 +106,8 @@ def weighted_step_sum(
 
     Args:
         result: the tasks' results, every tensor with a first dimension of tasks.
-        gradients: the tasks' gradient with respect to each trainable parameter, shape (tasks, …);
-            None if no loss depends on the parameter.
+        gradients: the tasks' gradient with respect to each parameter that requires grad, shape
+            (tasks, …); None if no loss depends on the parameter.
         weights: the weight of each task, float64, shape (tasks,).
     """
 
@@ -210,13 +209,13 @@ class CompiledSteps:
     def _find(
         self, options: CompileOptions, arguments: StepArguments, inputs: Any
     ) -> _CompiledStep:
-        episodes, trainable = arguments.episodes, tuple(arguments.trainable)
+        episodes = arguments.episodes
         shapes = tuple((tensor.shape[1:], tensor.dtype) for part in episodes for tensor in part)
         layouts = tuple(
             (p.dtype, p.shape, p.stride(), p.requires_grad) for p in arguments.parameters.values()
         )
         device = episodes.query.inputs.device
-        key = (options, trainable, shapes, layouts, device, arguments.precision)
+        key = (options, shapes, layouts, device, arguments.precision)
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
             compiled = sum(known[0] == options for known in self._steps)

@@ -245,9 +245,6 @@ class TrainMapper(TaskMapper):
         """See `SummingMapper`. Computes one chunk of tasks at a time, which bounds the memory."""
         device = resolve_device(self.device)
         learner, batches = _learner_and_batches(calls)
-        parameters = parameters_by_name(learner.train())
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        trainable = [names[id(tensor)] for tensor in inputs]
         values: list[Any] = []
         gradients: list[Tensor | None] = [None] * len(inputs)
         dtypes: list[torch.dtype | None] = []
@@ -256,10 +253,8 @@ class TrainMapper(TaskMapper):
             tensor_float32(self.precision, device),
             _out_of_memory_errors(self.chunk_size),
         ):
-            on_device = self._prepare(learner, device)
-            if on_device is not learner:
-                learner, parameters = on_device, parameters_by_name(on_device)
-            for step in self._chunk_sums(learner, parameters, trainable, batches, weights, device):
+            learner = self._prepare(learner.train(), device)
+            for step in self._chunk_sums(learner, batches, weights, device):
                 dtypes = dtypes or step.dtypes
                 values.append(step.result)
                 require_equal_metrics(learner, values[0].metrics, step.result.metrics)
@@ -275,8 +270,6 @@ class TrainMapper(TaskMapper):
     def _chunk_sums(
         self,
         learner: Learner,
-        parameters: Mapping[str, Tensor],
-        trainable: Sequence[str],
         batches: list[MetaBatch],
         call_weights: Sequence[float],
         device: torch.device,
@@ -288,18 +281,16 @@ class TrainMapper(TaskMapper):
         for batch, call_weight in zip(batches, call_weights, strict=True):
             task_weights += batch.size * [call_weight / max(1, batch.size)]
         weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
+        parameters = parameters_by_name(learner)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
         for chunk in self._chunks(batches, learner, device, size):
             # A copy, since the rounding of products depends on the alignment of memory.
             weight = weights[done : done + len(chunk.keys)].clone()
             done += len(chunk.keys)
-            arguments = StepArguments(
-                learner, parameters, trainable, chunk.episodes, weight, self.precision
-            )
+            arguments = StepArguments(learner, parameters, chunk.episodes, weight, self.precision)
             if not chunk.batched:
-                inputs = [parameters[name] for name in trainable]
-                yield self._single_step(learner, chunk, inputs, weight)
+                yield self._single_step(learner, chunk, weight)
             elif self.compiled is not None:
                 yield compiled_steps(self.compiled, arguments)
             else:
@@ -319,19 +310,15 @@ class TrainMapper(TaskMapper):
         chunk = next(self._chunks([batch], learner, device, options.chunk_size))
         if not chunk.batched:
             return None
-        parameters = dict(learner.named_parameters())
-        trainable = [name for name, p in parameters.items() if p.requires_grad]
+        parameters = parameters_by_name(learner)
         weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
-        arguments = StepArguments(
-            learner, parameters, trainable, chunk.episodes, weights, self.precision
-        )
+        arguments = StepArguments(learner, parameters, chunk.episodes, weights, self.precision)
         with tensor_float32(self.precision, device):
             return compiled_steps.compile(options, arguments)
 
-    def _single_step(
-        self, learner: Learner, chunk: Chunk, inputs: Sequence[Tensor], weight: Tensor
-    ) -> StepSum:
+    def _single_step(self, learner: Learner, chunk: Chunk, weight: Tensor) -> StepSum:
         """The step of a task that is not batched."""
+        inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
         gradients: Sequence[Tensor | None] = [None] * len(inputs)
         if result.loss.requires_grad and inputs:

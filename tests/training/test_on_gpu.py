@@ -54,7 +54,7 @@ def test_a_step_with_kernels_agrees_with_one_of_pytorch(pooling):
         parameters = dict(learner.named_parameters())
         weights = torch.ones(4, dtype=torch.float64, device="cuda")
         with profile() as profiler:
-            arguments = StepArguments(learner, parameters, [*parameters], episodes, weights)
+            arguments = StepArguments(learner, parameters, episodes, weights)
             step_sum = outer_step(arguments)
         kernels = {event.key for event in profiler.key_averages()}
         assert ("_weight_grad" in kernels) == native
