@@ -142,8 +142,7 @@ def partition_digest(strategy: Strategy, learner: Learner, meta_batch_size: int)
         learner: the partitioner's first argument.
         meta_batch_size: the number of tasks.
     """
-    keys = task_keys(0, "train", 1, range(meta_batch_size))
-    shards = _shards_of(strategy.partitioner, learner, keys)
+    shards = _shards_of(strategy.partitioner, learner, meta_batch_size)
     return hashlib.sha256(repr(shards).encode()).hexdigest()
 
 
@@ -152,16 +151,15 @@ def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int)
 
     If every rank partitions, also check that a second call gives the same shards.
     """
-    keys = task_keys(0, "train", 1, range(meta_batch_size))
-    shards = _shards_of(strategy.partitioner, learner, keys)
+    shards = _shards_of(strategy.partitioner, learner, meta_batch_size)
     indices = [index for _, tasks in shards for index in tasks]
-    if sorted(indices) != keys[:, 3].tolist():
+    if sorted(indices) != list(range(meta_batch_size)):
         raise UserError(
             f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
-            f"different, of a meta-batch of {len(keys)}: give each task to one shard."
+            f"different, of a meta-batch of {meta_batch_size}: give each task to one shard."
         )
     on_every_rank = strategy.every_rank_drives and get_world_size() > 1
-    if on_every_rank and _shards_of(strategy.partitioner, learner, keys) != shards:
+    if on_every_rank and _shards_of(strategy.partitioner, learner, meta_batch_size) != shards:
         raise UserError(
             "the partitioner gives different shards when it is called again, and with "
             f"strategy={strategy.name} every rank calls it: let the shards depend on the tasks and "
@@ -170,9 +168,10 @@ def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int)
 
 
 def _shards_of(
-    partitioner: Partitioner, learner: Learner, keys: Tensor
+    partitioner: Partitioner, learner: Learner, meta_batch_size: int
 ) -> list[tuple[int, list[int]]]:
-    """The worker and the indices of the tasks of each shard."""
+    """The worker and the indices of the tasks of each shard of a meta-batch."""
+    keys = task_keys(0, "train", 1, range(meta_batch_size))
     shards = []
     try:
         triples = as_shards(partitioner(learner, MetaBatch(keys)))
@@ -393,10 +392,10 @@ def _explain(
         if split != "train" and "does not require grad" in str(error):
             hint += ", where gradients are disabled: adapt within torch.enable_grad()"
         # An index error often means too few outputs.
-        if isinstance(error, IndexError) and (output := _model_output(learner, tasks, split)):
+        if isinstance(error, IndexError) and (output := _model_output(learner, tasks, inputs)):
             hint += output.description
         return RuntimeError(f"{location}: {type(error).__name__}: {error} ({hint})")
-    output = _model_output(learner, tasks, split)
+    output = _model_output(learner, tasks, inputs)
     if output is not None and not isinstance(output.returned, Tensor):
         return UserError(
             f"{type(learner.model).__name__}.forward returned a {type(output.returned).__name__}: "
@@ -442,9 +441,8 @@ class _ModelOutput(NamedTuple):
     description: str
 
 
-def _model_output(learner: Learner, tasks: TaskDistribution, split: str) -> _ModelOutput | None:
+def _model_output(learner: Learner, tasks: TaskDistribution, inputs: Tensor) -> _ModelOutput | None:
     """The model's output for a task's queries; None if the model raises an error."""
-    inputs = tasks.sample(task_keys(0, split, 0, range(1))[0]).query.inputs
     try:
         with torch.no_grad():
             output = learner.model(inputs.to(next(learner.parameters()).device))
