@@ -353,11 +353,11 @@ class EvaluateMapper(TaskMapper):
         chunks: list[dict[str, Tensor]] = []
         learner, batches = _learner_and_batches(calls)
         learner = self._prepare(learner.eval(), device)
+        parameters = parameters_by_name(learner)
         with tensor_float32(self.precision, device):
             for chunk in self._chunks(batches, learner, device, self.chunk_size):
                 if chunk.batched:
                     with profile_range("forward"):
-                        parameters = dict(learner.named_parameters())
                         result, _ = forward_batched(
                             learner, parameters, chunk.episodes, self.precision
                         )
