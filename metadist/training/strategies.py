@@ -360,14 +360,9 @@ class AllReduceStrategy(_InProcessStrategy):
     def forward_backward(
         self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested = _never
     ) -> tuple[Any, bool]:
-        """See `Strategy`."""
-        backward = self._backward_ddp if self.engine == "ddp" else self._backward_sum
-        return backward(mapper, learner, batch, stop_requested)
-
-    def _backward_sum(
-        self, mapper: Mapper, learner: nn.Module, batch: Any, stop_requested: StopRequested
-    ) -> tuple[Any, bool]:
-        """Sum results, gradients and stop requests in one all-reduce in float64."""
+        """See `Strategy`. One all-reduce in float64 sums results, gradients and stop requests."""
+        if self.engine == "ddp":
+            return self._backward_ddp(mapper, learner, batch, stop_requested)
         sums = self._partial_sums(mapper, learner, batch)
         self._check_structure(mapper, sums.value)
         with profile_range("reduce"):
