@@ -148,7 +148,12 @@ class Logger:
 
 
 def saved_run_id(run: Run, file: str, digits: int) -> str:
-    """The id that a service gave the run that is resumed, from a file; "" without one.
+    """The id under which a service has the run that is resumed; "" without one.
+
+    Args:
+        run: the run.
+        file: the name of the file with the id, in the run's directory.
+        digits: the number of hexadecimal digits of an id.
 
     Raises:
         OSError: the file cannot be read, or is a pipe.

@@ -51,8 +51,8 @@ def test_ten_generations_of_processes_meet_on_one_store(size):
 
 
 def rendezvous_and_gather(topic: str) -> list[str]:
-    store = rendezvous(topic, timeout=20)
-    return all_gather_object(store, "pid", f"{todist.get_rank()}:{os.getpid()}", timeout=10)
+    store = rendezvous(topic, timeout=60)
+    return all_gather_object(store, "pid", f"{todist.get_rank()}:{os.getpid()}", timeout=60)
 
 
 def join_alone(only: int) -> str:
@@ -181,7 +181,7 @@ def test_the_report_of_a_rank_that_died_before_it_published_all_counts(monkeypat
 
 
 def gather_without_one() -> str | None:
-    store = rendezvous("gathered", timeout=10)
+    store = rendezvous("gathered", timeout=60)
     if todist.get_rank() == 1:
         return None
     with pytest.raises(TimeoutError) as caught:
@@ -195,12 +195,12 @@ def test_a_rank_that_does_not_report_is_named():
 
 
 def report_and_leave() -> list | None:
-    store = rendezvous("reported", timeout=10)
+    store = rendezvous("reported", timeout=60)
     if todist.get_rank() == 1:
         time.sleep(0.3)
         report_object(store, "part", "of the rank that leaves")
         return None
-    return all_gather_object(store, "part", todist.get_rank(), timeout=10)
+    return all_gather_object(store, "part", todist.get_rank(), timeout=60)
 
 
 def test_a_rank_may_report_without_waiting_for_the_others():

@@ -34,7 +34,7 @@ def worker_environment(directory: Path, **more: object) -> dict[str, str]:
 
 def rendezvous_and_exchange() -> tuple[str, bool, bool]:
     """A rendezvous; then what the agent's store has of it, and whether a started run is there."""
-    store = rendezvous("test", 10)
+    store = rendezvous("test", 60)
     rank = todist.get_rank()
     store.set(f"address/{rank}", f"of {rank}")
     other = store.get(f"address/{1 - rank}").decode()
@@ -218,7 +218,7 @@ def listening_store(port: int) -> list[str]:
     if todist.get_rank() == 0:
         world_store().set("listens", "yes")
     world_store().get("listens")
-    rendezvous("before the end", 10)
+    rendezvous("before the end", 60)
     return [address for address, number, _ in listening() if number == port]
 
 

@@ -175,7 +175,7 @@ def test_a_callback_of_any_driver_stops_training(tmp_path, three, strategy, size
 def test_all_drivers_stop_after_a_validation_in_which_one_of_them_asks_for_it(tmp_path):
     stop = [f"+callbacks.mine.stop_{name}" for name in ("at=2", "rank=1", "in=validation")]
     options = ("strategy=allreduce", mine("Recorder"), *stop, "timeout_seconds=10")
-    results = train_world(2, tmp_path, *options, timeout=30.0)
+    results = train_world(2, tmp_path, *options)
     assert [each["iterations"] for each in results] == [2, 2]
     assert results[0]["calls"][-2:] == ["iteration-00000002.pt", "test"]
 
