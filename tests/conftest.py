@@ -9,6 +9,12 @@ from tiny import finished_run
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Unbuffered, print() writes a line and its end separately: lines of two workers would mix.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# The expected results are those of CPUs. `test_on_gpu.py` starts the tests of GPUs.
+if "METADIST_HIDDEN_GPUS" not in os.environ:
+    count = torch.cuda.device_count()
+    every = ",".join(str(index) for index in range(count))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", every) if count else ""
+    os.environ |= {"METADIST_HIDDEN_GPUS": gpus, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture(autouse=True)

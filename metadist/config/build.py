@@ -119,6 +119,7 @@ def assemble_experiment(
     strategy = _strategy(cfg, settings, device, instantiate)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
+        torch.backends.cudnn.deterministic = True  # a resumed run has the bits of a whole one
     precision = supported_precision(trainer.precision, device)
     set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
     dataset = instantiate(cfg.dataset, "dataset")

@@ -499,7 +499,6 @@ def open_with_maps() -> str:
     return str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here the GPU of the device map exists")
 def test_maps_of_devices_that_are_not_there_are_refused_in_a_sentence():
     message = run_world(open_with_maps, 1)[0]
     assert "device_maps" in message and "\n" not in message

@@ -1,4 +1,7 @@
-"""Triton kernels against PyTorch's operations; run by `test_gpu_kernels.py`."""
+"""Triton kernels against PyTorch's operations.
+
+Run by `test_gpu_kernels.py` in Triton's interpreter, and by `test_on_gpu.py` on a GPU.
+"""
 
 import pytest
 import torch

@@ -153,8 +153,6 @@ def test_two_replicas_train_as_one_process_and_keep_their_state(tmp_path):
     ],
 )
 def test_invalid_options_are_refused_at_once(options, sentence):
-    if options.get("use_gpu") and torch.cuda.is_available():
-        pytest.skip("there are GPUs")
     with pytest.raises(UserError, match=sentence):
         trainer(**options)
 

@@ -1,4 +1,4 @@
-"""The calls with which a function is captured, on a simulated GPU. See also `test_on_gpu.py`."""
+"""The calls with which a function is captured, on a simulated GPU. See also `gpu_training.py`."""
 
 import contextlib
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Without one, these tests are skipped."""
+"""Training on a GPU; run by `test_on_gpu.py`."""
 
 import pytest
 import torch
@@ -14,8 +14,6 @@ from metadist.training import Trainer
 from metadist.training.cuda_graph import capture
 from metadist.training.outer_step import StepArguments, outer_step
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
 
 def trained(directory: str, *overrides: str) -> bool | None:
     """Train on the GPU; whether the step was captured or compiled."""
@@ -30,6 +28,26 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path):
         assert compiled == (name == "auto")
     captured, eager = (without_times(records(tmp_path / name)) for name in ("auto", "false"))
     assert captured == eager
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("model.pooling=max",),
+        ("model=resnet12", "model.widths=[8,8,8,8]"),  # convolutions of cuDNN
+    ],
+)
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, options):
+    def run(name: str, *more: str) -> None:
+        omit = ("model.filters",) if "model=resnet12" in options else ()
+        common = ("device=cuda", "strategy=local", *options)
+        Trainer(build(tmp_path / name, *common, *more, omit=omit)).run()
+
+    run("whole")
+    run("parts", "trainer.iterations=2")
+    run("parts", "resume=auto")
+    whole, parts = (without_times(records(tmp_path / name))[-3:] for name in ("whole", "parts"))
+    assert whole == parts
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "rpc"])
