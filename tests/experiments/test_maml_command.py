@@ -63,6 +63,7 @@ def test_interrupt_and_resume_under_torchrun(tmp_path):
     assert without_times(records(resumed)) == without_times(records(uninterrupted))
 
 
+@pytest.mark.slow
 def test_an_error_under_torchrun_is_reported_once_and_ends_all_processes(tmp_path):
     process = start("task.ways=50", f"hydra.run.dir={tmp_path / 'run'}")
     output, _ = process.communicate(timeout=300)
@@ -138,6 +139,7 @@ def test_flags_with_values_are_before_or_after_the_overrides(tmp_path):
         assert outcome.status == 0 and "iterations: 4" in outcome.out, outcome
 
 
+@pytest.mark.slow
 def test_a_program_may_start_without_standard_output(tmp_path):
     command = f'exec "{sys.executable}" experiments/maml.py "$@" >&-'
     arguments = ["sh", *SMALL, "trainer.iterations=1", f"hydra.run.dir={tmp_path}"]
