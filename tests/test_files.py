@@ -97,7 +97,7 @@ def test_processes_that_write_one_file_each_write_a_whole_one(tmp_path):
         file.write(b"first")
         file.flush()
         write = f"from metadist.files import *; atomic_write(Path({str(path)!r}), b'second')"
-        subprocess.run([sys.executable, "-c", write], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", write], check=True, timeout=180)
         assert path.read_bytes() == b"second"
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]

@@ -69,7 +69,7 @@ def test_a_run_with_a_key_in_the_environment_writes_it_nowhere(tmp_path):
         "trainer.iterations=2",
         f"hydra.run.dir={tmp_path}/run",
         environment={"WANDB_API_KEY": KEY},
-        timeout=120,
+        timeout=180,
     )
     assert outcomes[0].status == 0, outcomes
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

@@ -400,7 +400,7 @@ def request_stop_on_rank_one() -> int:
     job = begin_job(TIMEOUT, Lost())
     if todist.get_rank() == 1:
         job.request_stop(15)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while todist.get_rank() == 0 and not job.stop_signal and time.monotonic() < until:
         time.sleep(0.01)
     wait_for_all(job)

@@ -72,7 +72,7 @@ def nodes_that_report(directory: str) -> list[bool]:
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{node}/attempt_0/0/error.json"
     job = begin_job(20.0, print)
     keys = [f"heartbeat/node/{rank}" for rank in range(4)]
-    wait_until(lambda: job.store.check([keys[0], keys[2]]), 20.0, pause=0.1)
+    wait_until(lambda: job.store.check([keys[0], keys[2]]), 120.0, pause=0.1)
     found = [job.store.check([key]) for key in keys]
     job.end()
     return found

@@ -22,7 +22,7 @@ def run(*command: str, **environment: str) -> list[str]:
         env=clean | {"OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert ended.returncode == 0, ended.stderr
     return sorted(ended.stdout.splitlines())

@@ -55,12 +55,12 @@ def test_a_run_is_saved_and_requeued_before_the_time_limit_and_resumes(tmp_path)
     run = tmp_path / "run"
     longer = (*SMALL, *OPTIONS, "trainer.iterations=2000")
     job = sbatch(tmp_path, "train.sbatch", str(run), *longer)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while not ((run / "metrics.jsonl").exists() and len(records(run)) > 3):
         assert job.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     job.send_signal(signal.SIGUSR1)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=180)
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n", output
     saved = max((run / "checkpoints").glob("iteration-*.pt"))
     iteration = int(saved.stem.partition("-")[2])
@@ -68,10 +68,10 @@ def test_a_run_is_saved_and_requeued_before_the_time_limit_and_resumes(tmp_path)
 
     arguments = (*SMALL, *OPTIONS, f"trainer.iterations={iteration + 20}")
     job = sbatch(tmp_path, "train.sbatch", str(run), *arguments)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=180)
     assert job.returncode == 0, output
     whole = sbatch(tmp_path, "train.sbatch", str(tmp_path / "whole"), *arguments)
-    output, _ = whole.communicate(timeout=120)
+    output, _ = whole.communicate(timeout=180)
     assert whole.returncode == 0, output
     assert without_times(records(run)) == without_times(records(tmp_path / "whole"))
     assert len((tmp_path / "requeued").read_text().splitlines()) == 1
@@ -80,7 +80,7 @@ def test_a_run_is_saved_and_requeued_before_the_time_limit_and_resumes(tmp_path)
 @pytest.mark.slow
 def test_an_array_task_runs_its_point_of_the_grid(tmp_path):
     job = sbatch(tmp_path, "array.sbatch", str(tmp_path / "sweep"), *SMALL, *OPTIONS)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=180)
     assert job.returncode == 0, output
     results = run_results(tmp_path / "sweep" / "4")
     assert results["seed"] == 1 and results["world_size"] == 2
@@ -91,7 +91,7 @@ def test_an_array_task_runs_its_point_of_the_grid(tmp_path):
 def test_the_agent_gets_the_cpus_of_its_task(tmp_path, monkeypatch, script):
     # Since Slurm 22.05 srun does not read SLURM_CPUS_PER_TASK.
     monkeypatch.setitem(STUBS, "srun", 'echo "srun with ${SRUN_CPUS_PER_TASK:-1} CPUs per task"')
-    output, _ = sbatch(tmp_path, script, str(tmp_path / "run")).communicate(timeout=60)
+    output, _ = sbatch(tmp_path, script, str(tmp_path / "run")).communicate(timeout=180)
     assert output == "srun with 2 CPUs per task\n"
 
 

@@ -184,7 +184,7 @@ def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path):
         time.sleep(0.1)
     workers = worker_processes(process.pid)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 130, output
     assert "stopped at iteration" in output and "resume=auto" in output
     deadline = time.monotonic() + 10

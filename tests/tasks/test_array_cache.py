@@ -151,7 +151,7 @@ def load_in_another_process(root, how="create"):
     output = subprocess.run(
         [sys.executable, "-c", LOAD, str(root), how],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=180, check=True,
     ).stdout.split()  # fmt: skip
     return int(output[0]), output[1:]
 

@@ -172,7 +172,7 @@ def test_of_two_processes_one_decodes_and_the_other_waits(tmp_path):
         for child in children:
             child.stdin.write("\n")
             child.stdin.flush()
-        sums = [child.communicate(timeout=60)[0] for child in children]
+        sums = [child.communicate(timeout=180)[0] for child in children]
     finally:
         for child in children:
             child.kill()
