@@ -194,8 +194,10 @@ def to_device(episodes: Episode, device: torch.device) -> Episode:
     cuda = device.type == "cuda"
 
     def copied(tensor: Tensor) -> Tensor:
-        pinned = tensor.pin_memory() if cuda and tensor.is_cpu else tensor
-        return pinned.to(device, non_blocking=cuda)
+        if cuda and tensor.is_cpu:
+            # Not by `pin_memory`, which does not copy expanded tensors.
+            tensor = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+        return tensor.to(device, non_blocking=cuda)
 
     return Episode(*(Examples(copied(x), copied(y)) for x, y in episodes))
 

@@ -74,13 +74,19 @@ def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]
     if precision == "bf16" or device.type != "cuda":
         yield
         return
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    set_tensor_float32(precision, device)
-    try:
+    cudnn: Any = torch.backends.cudnn
+    with contextlib.ExitStack() as restored:
+        try:
+            matmul = torch.get_float32_matmul_precision()
+            restored.callback(torch.set_float32_matmul_precision, matmul)
+            restored.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+            set_tensor_float32(precision, device)
+        except RuntimeError:  # set by `fp32_precision`, from PyTorch 2.9 on
+            for operations in (torch.backends.cuda.matmul, cudnn.conv):
+                before = operations.fp32_precision
+                restored.callback(setattr, operations, "fp32_precision", before)
+                operations.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = cudnn
 
 
 def autocast(

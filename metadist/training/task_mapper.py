@@ -354,7 +354,7 @@ class EvaluateMapper(TaskMapper):
         learner, batches = _learner_and_batches(calls)
         learner = self._prepare(learner.eval(), device)
         parameters = parameters_by_name(learner)
-        with tensor_float32(self.precision, device):
+        with tensor_float32(self.precision, device), _out_of_memory_errors(self.chunk_size):
             for chunk in self._chunks(batches, learner, device, self.chunk_size):
                 if chunk.batched:
                     with profile_range("forward"):

@@ -11,6 +11,7 @@ from metadist.kernels.matmul import matmul
 from metadist.models import Conv4
 from metadist.tasks import Episode, Examples
 from metadist.training import Trainer
+from metadist.training.batching import to_device
 from metadist.training.cuda_graph import capture
 from metadist.training.outer_step import StepArguments, outer_step
 
@@ -78,6 +79,15 @@ def test_a_step_with_kernels_agrees_with_one_of_pytorch(pooling):
         assert ("_weight_grad" in kernels) == native
         gradients.append([step_sum.result.loss, *step_sum.gradients])
     torch.testing.assert_close(*gradients)
+
+
+def test_expanded_tensors_are_copied_to_a_gpu():
+    """Such as grey images as color images, and one label for all examples."""
+    images = torch.rand(4, 1, 5, 5).expand(-1, 3, -1, -1)
+    examples = Examples(images, torch.ones((), dtype=torch.int64).expand(4))
+    for part in to_device(Episode(examples, examples), torch.device("cuda")):
+        assert part.inputs.is_cuda and part.targets.is_cuda
+        assert torch.equal(part.inputs.cpu(), images) and part.targets.tolist() == [1] * 4
 
 
 def test_a_function_that_reads_a_value_is_not_captured():

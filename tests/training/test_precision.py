@@ -24,6 +24,7 @@ from metadist.training import (
 )
 from metadist.training.environment import environment_of
 from metadist.training.outer_step import CompileOptions
+from metadist.training.precision import tensor_float32
 
 BF16 = "trainer.precision=bf16"
 CPU = torch.device("cpu")
@@ -222,3 +223,26 @@ def test_gpus_without_bfloat16_are_refused(monkeypatch):
     major = 8
     assert [supported_precision(each, cuda) for each in ("bf16", "tf32")] == ["bf16", "tf32"]
     assert supported_precision("bf16", CPU) == "bf16"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="from PyTorch 2.9 on")
+@pytest.mark.parametrize("operations", [torch.backends.cuda.matmul, torch.backends.cudnn.conv])
+def test_a_precision_that_the_caller_set_by_its_new_name_is_restored(operations):
+    """Settings of GPUs, which exist without one. PyTorch refuses to read them by both names."""
+
+    def use_tf32() -> list[bool]:
+        each = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+        return [operations.fp32_precision == "tf32" for operations in each]
+
+    default = operations.fp32_precision
+    try:
+        for value in ("ieee", "tf32"):
+            operations.fp32_precision = value
+            before = use_tf32()
+            for precision in ("float32", "tf32"):
+                with tensor_float32(precision, torch.device("cuda")):
+                    assert use_tf32() == 2 * [precision == "tf32"]
+                assert use_tf32() == before and operations.fp32_precision == value
+    finally:
+        operations.fp32_precision = default
+    assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32

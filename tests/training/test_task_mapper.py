@@ -312,6 +312,8 @@ def test_a_gpu_without_enough_memory_is_one_sentence(monkeypatch):
     expected = r"trainer\.task_chunk_size=7\): set a smaller number\. .*allocate 2\.00 GiB\.$"
     with pytest.raises(UserError, match=expected):
         mapper_of(TrainMapper, chunk_size=7).weighted_sum(calls, [1.0], [*learner.parameters()])
+    with pytest.raises(UserError, match=expected):
+        mapper_of(EvaluateMapper, chunk_size=7).map_batched(calls)
 
 
 @pytest.mark.filterwarnings("error")
