@@ -303,8 +303,10 @@ def _to_cpu(tree: Any) -> Any:
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf if leaf.is_cpu else leaf.cpu()
-        if isinstance(leaf, torch.nn.Module) and any(not p.is_cpu for p in leaf.parameters()):
-            return module_clone(leaf, by="reference", device="cpu")
+        if isinstance(leaf, torch.nn.Module):
+            tensors = *leaf.parameters(), *leaf.buffers()
+            if not all(tensor.is_cpu for tensor in tensors):
+                return module_clone(leaf, by="reference", device="cpu")
         return leaf
 
     return optree.tree_map(move, tree, none_is_leaf=True)

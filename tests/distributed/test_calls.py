@@ -13,13 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import rpc
 from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
 from metadist.distributed import requests
-from metadist.distributed.calls import remote_async_call
+from metadist.distributed.calls import _to_cpu, remote_async_call
 from metadist.distributed.rendezvous import wait_for_keys
 from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, open_transport, shutdown_rpc
@@ -662,3 +663,12 @@ def test_wrong_partitioners_and_reducers_are_refused_before_the_call():
     assert reducer.startswith("reducer must be a function of the list of results")
     assert partitioner.startswith("partitioner must be a function, or the rank or name of a worker")
     assert shards.endswith("it returned None.")
+
+
+def test_a_module_is_sent_without_gpu_tensors():
+    """RPC refuses them. Fake tensors, which need no GPU."""
+    with FakeTensorMode():
+        module = nn.Module()
+        module.register_buffer("mean", torch.zeros(2, device="cuda"))
+        (sent,) = _to_cpu((module,))
+        assert sent.mean.is_cpu and module.mean.is_cuda
