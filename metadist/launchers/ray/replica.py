@@ -173,7 +173,8 @@ class Replica:
         Raises:
             UserError: the state is of another model or optimizer.
         """
-        state = torch.load(io.BytesIO(content), self.device, weights_only=True)
+        # Adam counts its steps on the CPU, and an optimizer leaves loaded counts where they are.
+        state = torch.load(io.BytesIO(content), "cpu", weights_only=True)
         try:
             self.module.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
