@@ -1,19 +1,25 @@
 """Training on a GPU; run by `test_on_gpu.py`."""
 
+import numpy as np
 import pytest
 import torch
-from tiny import build, records, without_times
+from tiny import build, finished_run, records, without_times
 from torch.profiler import profile
 from worlds import run_world
 
 from metadist.algorithms import MAML
+from metadist.config import load_experiment
+from metadist.errors import UserError
+from metadist.inference import FewShotClassifier, evaluate_run
 from metadist.kernels.matmul import matmul
 from metadist.models import Conv4
 from metadist.tasks import Episode, Examples
 from metadist.training import Trainer
 from metadist.training.batching import to_device
 from metadist.training.cuda_graph import capture
+from metadist.training.export import export_weights
 from metadist.training.outer_step import StepArguments, outer_step
+from metadist.training.replay import parse_key, replay
 
 
 def trained(directory: str, *overrides: str) -> bool | None:
@@ -79,6 +85,31 @@ def test_a_step_with_kernels_agrees_with_one_of_pytorch(pooling):
         assert ("_weight_grad" in kernels) == native
         gradients.append([step_sum.result.loss, *step_sum.gradients])
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("algorithm", ["maml", "maml_plus_plus", "prototypical"])
+def test_what_follows_a_run_on_a_gpu_agrees_with_the_cpu(tmp_path, algorithm):
+    options = ("device=cuda", f"algorithm={algorithm}", "callbacks=ema", "trainer.report=true")
+    run = finished_run(tmp_path / "run", *options)
+    assert (run / "report.html").exists() and (run / "test_tasks.png").exists()
+    replayed = replay(load_experiment(run), parse_key("0,train,4,0"))
+    assert replayed.plot is not None and np.isfinite(replayed.loss)
+    weights = export_weights(run, tmp_path / "weights.safetensors")
+    images = np.random.default_rng(0).integers(256, size=(10, 28, 28)).astype(np.uint8)
+    found = []
+    for device in ("cuda", "cpu"):
+        results = evaluate_run(run, f"device={device}", checkpoint=[run, weights])
+        classifier = FewShotClassifier.load(weights, device=device).fit(images[:6], [0, 1, 2] * 2)
+        found.append((results["test_loss"], classifier.predict_proba(images)))
+    (loss, probabilities), (cpu_loss, cpu_probabilities) = found
+    assert loss == pytest.approx(cpu_loss, rel=1e-2)
+    np.testing.assert_allclose(probabilities, cpu_probabilities, atol=1e-2)
+
+
+def test_tasks_that_diverge_on_a_gpu_are_found(tmp_path):
+    options = ("device=cuda", "strategy=local", "algorithm.inner_lr=1e30")
+    with pytest.raises(UserError, match="first the one with key 0,train,1,"):
+        Trainer(build(tmp_path, *options, "algorithm.inner_steps=3")).run()
 
 
 def test_expanded_tensors_are_copied_to_a_gpu():
