@@ -1,9 +1,9 @@
 """Layers that can be batched over tasks, each task with its own parameters.
 
-Unbatched, these are PyTorch's layers. Batched, parameters (passed through
-`torch.func.functional_call`) and inputs have a leading task dimension. Small tasks spend most of
-their time on launching operations; batched tasks share that cost. A task's results are
-bit-identical for any number of tasks in the batch.
+Unbatched, these compute what PyTorch's layers do, up to rounding. Batched, inputs and parameters
+(replaced in a call, as by `torch.func.functional_call`) have a leading task dimension. Small tasks
+spend most of their time on launching operations; batched tasks share that cost. A task's results
+are bit-identical for any number of tasks in the batch.
 """
 
 from typing import Any

@@ -86,7 +86,8 @@ def stop_message(report: NonFiniteReport, experiment: Experiment, iteration: int
     Args:
         report: the iteration's report.
         experiment: the run's experiment.
-        iteration: the number of the step. The state before it has been saved, unless it is 1.
+        iteration: the number of the step. The state before it has been saved, unless it is 1 or
+            parameters were not finite.
     """
     if report.parameters:
         return (

@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """The run was stopped by a signal, after saving a checkpoint.
+    """The run was stopped by a signal; in training, after saving a checkpoint.
 
     Like KeyboardInterrupt it is no `Exception`, which libraries may catch.
 

@@ -201,7 +201,7 @@ class _PartialSums(NamedTuple):
 
 
 class _InProcessStrategy(Strategy):
-    """Runs this rank's shards in this process, one after the other."""
+    """Runs this rank's shards in this process."""
 
     reducer: LinearReducer
 
@@ -249,7 +249,7 @@ class _InProcessStrategy(Strategy):
 
 
 class LocalStrategy(_InProcessStrategy):
-    """Computes everything in this process, one shard after the other.
+    """Computes everything in this process.
 
     See `Strategy` for the arguments.
     """

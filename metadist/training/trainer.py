@@ -303,7 +303,8 @@ class Trainer:
 
         Raises:
             UserError: loss or gradient is not finite, with `trainer.on_non_finite=stop`. The
-                parameters are unchanged, and a checkpoint is saved, except in the first iteration.
+                parameters are unchanged, and a checkpoint is saved, unless it is the first
+                iteration or the parameters were not finite before it.
         """
         experiment, config = self.experiment, self.config
         learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
