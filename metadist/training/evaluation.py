@@ -75,7 +75,6 @@ def evaluate(
     keys: Tensor,
     make_batch: Callable[[Tensor], MetaBatch],
     between_chunks: Callable[[], None] = lambda: None,
-    warn: Callable[[int, float], None] = lambda index, loss: None,
 ) -> Evaluation:
     """Compute loss and metrics of a learner on tasks.
 
@@ -89,8 +88,6 @@ def evaluate(
         make_batch: a function, keys -> the batch that is sent to workers.
         between_chunks: a function that is called after each chunk of tasks; an exception in it ends
             the evaluation.
-        warn: a function that is called if the loss of any task is NaN or infinite, with the index
-            in `keys` and the loss of the first such task.
     """
     parts: list[dict[str, Tensor]] = []
     predictions: list[QueryPredictions] = []
@@ -102,7 +99,4 @@ def evaluate(
             predictions += [queries[position] for position in order.tolist()]
         between_chunks()
     metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    non_finite = (~metrics["loss"].isfinite()).nonzero()
-    if len(non_finite):
-        warn(int(non_finite[0]), metrics["loss"][non_finite[0]].item())
     return Evaluation(metrics, predictions)

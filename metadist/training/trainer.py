@@ -538,22 +538,23 @@ class Trainer:
             experiment.evaluate_mapper, evaluate_each_step=testing, return_predictions=testing
         )
         keys = evaluation_keys(experiment, split, range(tasks))
-
-        def warn(index: int, loss: float) -> None:
-            self._warn(
-                f"iteration {self.state.iteration}: the {split} task with key "
-                f"{format_key(keys[index])} has loss {loss}"
-            )
-
-        return evaluate(
+        evaluation = evaluate(
             experiment.strategy,
             mapper,
             experiment.evaluated_learner,
             keys,
-            lambda chunk_keys: make_batch(experiment, chunk_keys),
+            functools.partial(make_batch, experiment),
             between_chunks,
-            warn,
         )
+        losses = evaluation.metrics["loss"]
+        non_finite = (~losses.isfinite()).nonzero()
+        if len(non_finite):
+            first = int(non_finite[0])
+            self._warn(
+                f"iteration {self.state.iteration}: the {split} task with key "
+                f"{format_key(keys[first])} has loss {losses[first].item()}"
+            )
+        return evaluation
 
     # --- checkpoints and stopping --------------------------------------------------------------
 

@@ -10,8 +10,10 @@ from tiny import build, train
 from worlds import run_world
 
 from metadist.distributed import Shard
+from metadist.loggers import Logger
 from metadist.reports import read_test_predictions
 from metadist.tasks import task_keys
+from metadist.training import Trainer
 from metadist.training.evaluation import Estimate, estimate, evaluate
 from metadist.training.experiment import make_batch
 from metadist.training.results import steps_of, user_metrics
@@ -99,20 +101,32 @@ def test_no_inner_steps_no_list(tmp_path):
     assert not [name for name in results if name.endswith("_by_steps")]
 
 
-def test_the_first_task_without_a_finite_loss_is_reported_and_chunks_are_left_between():
+def test_the_first_task_without_a_finite_loss_is_reported(tmp_path, monkeypatch, caplog):
+    x = build(tmp_path, "strategy=local", "trainer.validation_tasks=70")
     losses = torch.zeros(70)
     losses[66], losses[68] = math.inf, math.nan
+
+    def values(mapper, learner, batch) -> dict[str, torch.Tensor]:
+        indices = batch.keys[:, 3]
+        return {"loss": losses[indices], "accuracy": losses[indices], TASK_INDEX: indices}
+
+    monkeypatch.setattr(x.strategy, "map_tasks", values)
+    x.logger = Logger()
+    Trainer(x).validate()
+    key = "0,validation,0,66"
+    assert caplog.messages == [f"iteration 0: the validation task with key {key} has loss inf"]
+
+
+def test_evaluation_pauses_after_each_chunk():
+    losses = torch.arange(70.0)
     chunks = iter(losses.split(64))
     strategy = SimpleNamespace(
         map_tasks=lambda _, __, keys: {"loss": next(chunks), TASK_INDEX: keys[:, 3]}
     )
-    warnings, pauses = [], []
-    found = evaluate(
-        strategy, None, None, task_keys(0, "test", 0, range(70)), lambda keys: keys,
-        lambda: pauses.append(1), lambda *warning: warnings.append(warning),
-    )  # fmt: skip
-    assert warnings == [(66, math.inf)] and len(pauses) == 2
-    assert torch.equal(found.metrics["loss"][:64], losses[:64]) and found.predictions == []
+    keys, pauses = task_keys(0, "test", 0, range(70)), []
+    found = evaluate(strategy, None, None, keys, lambda keys: keys, lambda: pauses.append(1))
+    assert len(pauses) == 2
+    assert torch.equal(found.metrics["loss"], losses) and found.predictions == []
 
 
 def strided(learner, batch: MetaBatch) -> list[Shard]:
