@@ -112,7 +112,7 @@ class Trainer:
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
         self._is_training = self._holds_best = False
-        self._evaluating: set[str] = set()
+        self._running: set[str] = set()  # methods that call hooks
         self._stop = StopSignals()
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
@@ -252,7 +252,7 @@ class Trainer:
                 profiler.step()
             for callback in self.callbacks:
                 callback.on_iteration_end(self, output)
-            self._share_stop_request()
+            self._share_should_stop()
             with self._not_timed():
                 self._check_validate_save(output.stopping)
             if output.stopping and not self._is_finished():
@@ -416,7 +416,7 @@ class Trainer:
         Raises:
             UserError: `on_validation_end` called it.
         """
-        with self._not_in_own_hook("validate", "metrics"):
+        with self._not_in_own_hook("validate", "on_validation_end", "metrics"):
             return self._validate()
 
     def _validate(self) -> dict[str, Estimate]:
@@ -448,7 +448,7 @@ class Trainer:
             state.best = {"iteration": state.iteration, metric: value}
         for callback in self.callbacks:
             callback.on_validation_end(self, metrics)
-        self._share_stop_request()
+        self._share_should_stop()
         if improved:
             self._save(self.checkpoints.best_path(state.iteration), self.checkpoints.save_best)
         return estimates
@@ -480,7 +480,10 @@ class Trainer:
             UserError: `on_test_end` called it.
         """
         experiment, started = self.experiment, time.perf_counter()
-        with self._not_in_own_hook("test", "results"), self._tested_weights() as tested:
+        with (
+            self._not_in_own_hook("test", "on_test_end", "results"),
+            self._tested_weights() as tested,
+        ):
             between_chunks = (lambda: None) if self._is_training else self._raise_if_stopped
             evaluation = self._evaluate("test", self.config.eval_tasks, between_chunks)
             if self._is_main and predictions is not None:
@@ -494,23 +497,18 @@ class Trainer:
         return results
 
     @contextlib.contextmanager
-    def _not_in_own_hook(self, method: str, given: str) -> Iterator[None]:
+    def _not_in_own_hook(self, method: str, hook: str, given: str) -> Iterator[None]:
         """Raise an error if a hook that a method calls leads to this method again."""
-        if method in self._evaluating:
-            hook = {
-                "test": "on_test_end",
-                "validate": "on_validation_end",
-                "save_checkpoint": "on_checkpoint",
-            }[method]
+        if method in self._running:
             raise UserError(
                 f"a hook that trainer.{method}() calls, such as {hook}, led to {method}() again: "
                 f"take the {given} that the hook is given, or do it in another hook."
             )
-        self._evaluating.add(method)
+        self._running.add(method)
         try:
             yield
         finally:
-            self._evaluating.remove(method)
+            self._running.remove(method)
 
     @contextlib.contextmanager
     def _tested_weights(self) -> Iterator[int]:
@@ -582,7 +580,7 @@ class Trainer:
             save(self.state.iteration, checkpoint_contents(self.experiment))
         if self.callbacks:
             self.experiment.strategy.barrier()  # rank zero has written the file
-        with self._not_in_own_hook("save_checkpoint", "file"):
+        with self._not_in_own_hook("save_checkpoint", "on_checkpoint", "file"):
             for callback in self.callbacks:
                 callback.on_checkpoint(self, path)
 
@@ -590,7 +588,7 @@ class Trainer:
         """Whether all outer steps are taken, or a callback asked to stop."""
         return self.state.should_stop or self.state.iteration >= self.config.iterations
 
-    def _share_stop_request(self) -> None:
+    def _share_should_stop(self) -> None:
         """Stop on all drivers if a callback on any driver asked for it."""
         if self.callbacks:
             self.state.should_stop = self.experiment.strategy.any_rank(self.state.should_stop)
