@@ -250,10 +250,8 @@ def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment
         if get_rank() == 0:
             _lock_directory(spec.directory, locks)
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
-        compiled = experiment.train_mapper.compiled
-        if compiled is not None and compiled.backend == "inductor" and get_rank() == 0:
-            _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
-        compile_error, partition = compile_step(experiment), None
+        compile_error = compile_step(experiment)
+        partition = None
         if experiment.strategy.every_rank_drives:
             size = experiment.trainer_config.meta_batch_size
             partition = partition_digest(experiment.strategy, experiment.learner, size)

@@ -131,5 +131,8 @@ def compile_step(experiment: Experiment) -> str | None:
     Returns:
         The reason why it cannot be compiled; None if it can, or is run eagerly.
     """
+    compiled = experiment.train_mapper.compiled
+    if compiled is not None and compiled.backend == "inductor" and get_rank() == 0:
+        _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
     keys = task_keys(0, "train", 0, range(1))
     return experiment.train_mapper.compile(experiment.learner, make_batch(experiment, keys))
