@@ -181,7 +181,7 @@ class _Call:
         _check_functions(partitioner, reducer)
         args, kwargs = () if args is None else tuple(args), kwargs or {}
         if not self.transport.carries_devices:
-            args, kwargs = _to_cpu((args, kwargs))
+            args, kwargs = to_cpu((args, kwargs))
         self.reducer = reducer
         self.by_worker = gradient == "worker" and torch.is_grad_enabled()
         self.single = isinstance(partitioner, _WORKER)
@@ -299,7 +299,9 @@ class _Call:
         return results if self.reducer is None else self.reducer(results)
 
 
-def _to_cpu(tree: Any) -> Any:
+def to_cpu(tree: Any) -> Any:
+    """The arguments of a call with tensors and modules on the CPU; RPC sends no others."""
+
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf if leaf.is_cpu else leaf.cpu()

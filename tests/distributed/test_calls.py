@@ -20,7 +20,7 @@ from worlds import run_world
 
 import metadist as todist
 from metadist.distributed import requests
-from metadist.distributed.calls import _to_cpu, remote_async_call
+from metadist.distributed.calls import remote_async_call, to_cpu
 from metadist.distributed.rendezvous import wait_for_keys
 from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, open_transport, shutdown_rpc
@@ -670,5 +670,5 @@ def test_a_module_is_sent_without_gpu_tensors():
     with FakeTensorMode():
         module = nn.Module()
         module.register_buffer("mean", torch.zeros(2, device="cuda"))
-        (sent,) = _to_cpu((module,))
+        (sent,) = to_cpu((module,))
         assert sent.mean.is_cpu and module.mean.is_cuda
