@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,13 +219,21 @@ class LoggerCollection(Logger):
         """Passes the metrics to each logger.
 
         Raises:
-            UserError: the metrics have no `iteration`.
+            UserError: the metrics have no `iteration`, or one is an array or a list.
         """
         if "iteration" not in metrics:
             raise UserError(
                 f"the metrics ({', '.join(metrics)}) have no iteration: log_metrics takes a dict "
                 'with "iteration", such as {"iteration": trainer.state.iteration, "train_x": 1.0}.'
             )
+        for name, value in metrics.items():
+            shape = getattr(value, "shape", ())
+            if isinstance(value, list | tuple | Mapping) or math.prod(shape) != 1:
+                found = f"an array of shape {tuple(shape)}" if shape else type(value).__name__
+                raise UserError(
+                    f"the metric {name} is no number ({found}): log_metrics takes numbers, such as "
+                    "value.mean().item(), under a name for each."
+                )
         for logger in self._loggers:
             logger.log_metrics(metrics)
 

@@ -6,6 +6,7 @@ import sys
 import typing
 
 import pytest
+import torch
 from example_runs import example_run
 
 from metadist.errors import UserError
@@ -146,3 +147,12 @@ def test_a_method_that_is_almost_one_of_the_interface_is_refused():
 def test_metrics_without_an_iteration_are_refused():
     with pytest.raises(UserError, match=r'the metrics \(train_x\) have no iteration.*"iteration"'):
         LoggerCollection([]).log_metrics({"train_x": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(torch.ones(3), r"an array of shape \(3,\)"), ([1.0, 2.0], "list")]
+)
+def test_metrics_that_are_no_numbers_are_refused_by_name(value, found):
+    with pytest.raises(UserError, match=rf"the metric train_x is no number \({found}\)"):
+        LoggerCollection([]).log_metrics({"iteration": 1, "train_x": value})
+    LoggerCollection([]).log_metrics({"iteration": 1, "train_x": torch.ones(())})
