@@ -64,6 +64,7 @@ def check_before_training(
     _check_ways(tasks, learner)
     _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
+    _log_lost_batching(learner)
     counts = {"train": meta_batch_size, "test": eval_tasks}
     for split in _checked_splits(tasks):
         try:
@@ -72,6 +73,19 @@ def check_before_training(
             raise
         except Exception as error:
             _raise_explained(error, tasks, learner, split, f"a batch of two {split} tasks")
+
+
+def _log_lost_batching(learner: Learner) -> None:
+    """Say that a user's subclass of an algorithm with batched tasks computes them one by one."""
+    own = type(learner)
+    base = next((c for c in own.__mro__[1:] if getattr(c, "batches_tasks", False)), None)
+    model_batches = getattr(learner.model, "supports_batched_tasks", False)
+    if base and model_batches and not own.batches_tasks and get_rank() == 0:
+        _log.info(
+            "%s overrides methods of %s and computes one task at a time, which is slower for small "
+            "tasks: if the methods accept batched tasks, set batches_tasks = True in the class",
+            *(own.__name__, base.__name__),
+        )
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:

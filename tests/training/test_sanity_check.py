@@ -719,3 +719,27 @@ def test_an_error_in_batched_tasks_says_that_they_are_batched(tasks):
 
     with pytest.raises(RuntimeError, match=r"values to unpack .* \(in a batch of two train tasks"):
         check_batched(tasks, for_one_task)
+
+
+class OwnMetric(MAML):
+    """Overrides a method, and so loses the batched tasks of MAML."""
+
+    def metrics(self, predictions, targets, suffix=""):
+        return super().metrics(predictions, targets, suffix)
+
+
+class OwnProtocol(MAML):
+    """Keeps the batched tasks of MAML."""
+
+    def protocol(self):
+        return {}
+
+
+def test_an_algorithm_that_loses_batched_tasks_is_reported(tasks, caplog):
+    caplog.set_level("INFO")
+    strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
+    for kind, message in ((OwnMetric, "OwnMetric overrides methods of MAML"), (OwnProtocol, "")):
+        caplog.clear()
+        learner = kind(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False))
+        check_before_training(strategy, tasks, learner, 2, "float32", 4)
+        assert [r.getMessage()[: len(message)] for r in caplog.records] == [message] * bool(message)
