@@ -20,8 +20,11 @@ def main() -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--key", required=True, help="seed,split,iteration,index")
     parser.add_argument("--checkpoint", type=Path, help="load the parameters from this checkpoint")
+    parser.add_argument("--device", help="where to compute: cpu, cuda; default: the run's device")
     add_trust_code(parser)
     options = parser.parse_args()
     key = parse_key(options.key)
-    experiment = load_experiment(options.directory.resolve(), trust_code=options.trust_code)
+    overrides = [f"device={options.device}"] if options.device else []
+    directory = options.directory.resolve()
+    experiment = load_experiment(directory, *overrides, trust_code=options.trust_code)
     print_plain("\n".join(replay(experiment, key, options.checkpoint).lines()))
