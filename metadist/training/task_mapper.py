@@ -152,7 +152,7 @@ class TaskMapper:
         chunk_size: ChunkSize,
     ) -> Iterator[Chunk]:
         count, done = sum(batch.size for batch in batches), 0
-        for keys, episodes in self._sampled_together(batches, device):
+        for keys, episodes in self._sampled_together(batches, device, chunk_size):
             yield from split_stacked(learner, keys, episodes, device, chunk_size)
             done += len(keys)
         if done < count:
@@ -161,7 +161,7 @@ class TaskMapper:
             yield from split_into_chunks(learner, rest, count - done, device, chunk_size)
 
     def _sampled_together(
-        self, batches: list[MetaBatch], device: torch.device
+        self, batches: list[MetaBatch], device: torch.device, chunk_size: ChunkSize
     ) -> Iterator[tuple[Tensor, Episode]]:
         """Keys and stacked tasks, as long as the distribution samples many tasks at once."""
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
@@ -170,12 +170,15 @@ class TaskMapper:
         keys = batches[0].keys
         if len(batches) > 1 or keys.dim() == 1:
             keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
-        for chunk_keys in keys.split(MAX_CHUNK) if keys.shape[0] > MAX_CHUNK else [keys]:
+        together = MAX_CHUNK
+        if chunk_size != "auto":  # whole chunks
+            together = max(1, MAX_CHUNK // chunk_size) * chunk_size
+        for some_keys in keys.split(together):
             with profile_range("data"):
-                episodes = sample_batch(chunk_keys, device)
+                episodes = sample_batch(some_keys, device)
             if episodes is None:
                 return
-            yield chunk_keys, episodes
+            yield some_keys, episodes
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         if device.type == "cuda":

@@ -189,6 +189,11 @@ def test_tasks_that_are_sampled_together_are_those_of_the_keys():
     first, second = mapper.map_batched(calls)
     assert torch.cat([first["loss"], second["loss"]]).tolist() == [2.0 * n for n in range(150)]
     assert sizes == [64, 64, 22]
+    for chunk_size, expected in ((100, [100, 50]), (50, [50] * 3), (4, [64, 64, 22])):
+        sizes.clear()
+        found = replace(mapper, chunk_size=chunk_size).map_batched(calls)
+        assert all(map(torch.equal, [first["loss"], second["loss"]], [f["loss"] for f in found]))
+        assert sizes == expected, "whole chunks are sampled"
 
 
 def test_tasks_that_are_not_sampled_together_are_sampled_one_by_one():
