@@ -328,7 +328,8 @@ def require_features(model: nn.Module, algorithm: str) -> None:
         return
     raise UserError(
         f"algorithm={algorithm} needs a model with features() and a linear head, which "
-        f"{type(model).__name__} lacks: choose model=conv4, resnet12 or mlp."
+        f"{type(model).__name__} lacks: choose model=conv4, resnet12 or mlp, or define both in "
+        "your own model."
     )
 
 

@@ -407,3 +407,8 @@ def test_targets_of_another_shape_are_refused():
 )
 def test_the_algorithms_batch_tasks(algorithm):
     assert algorithm(Conv4((1, 28, 28), 5, filters=4)).supports_batched_tasks
+
+
+def test_a_model_without_features_is_told_to_define_them():
+    with pytest.raises(UserError, match="or define both in your own model"):
+        require_features(nn.Linear(2, 2), "anil")
