@@ -124,6 +124,7 @@ def test_the_error_of_each_failed_job_is_printed(tmp_path):
         assert rank.err.count(f"error: task.ways is {ways}") == 1, rank.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
     overrides = (*overrides, "+algorithm.rank=1,5")  # there is no rank 5: that job succeeds

@@ -401,7 +401,10 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize(("how", "seconds", "status"), [("caught", 2, 0), ("uncaught", 60, 1)])
+@pytest.mark.parametrize(
+    ("how", "seconds", "status"),
+    [("caught", 2, 0), pytest.param("uncaught", 60, 1, marks=pytest.mark.slow)],
+)
 def test_a_script_ends_without_an_abort_while_a_request_runs(tmp_path, how, seconds, status):
     """It waits for the request, but not after an uncaught error."""
     (tmp_path / "script.py").write_text(ABANDON)

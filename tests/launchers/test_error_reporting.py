@@ -109,7 +109,11 @@ def test_sys_exit_in_a_task_is_an_error(tmp_path, strategy, rank):
             "strategy._target_=broken_parts.SlowToCloseAllReduce",
             marks=pytest.mark.slow,
         ),
-        ("allreduce", "+logger.slow._target_=broken_parts.SlowToCloseLogger"),
+        pytest.param(
+            "allreduce",
+            "+logger.slow._target_=broken_parts.SlowToCloseLogger",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_error_is_reported_although_closing_takes_long(tmp_path, strategy, slow):

@@ -87,6 +87,7 @@ def nearest_neighbour(dataset, embed, tasks=80):
     return np.mean(accuracies)
 
 
+@pytest.mark.slow
 def test_it_is_a_real_few_shot_problem(glyphs):
     """Pixels do better than chance and far from well; a little learning does clearly better."""
     pixels = nearest_neighbour(glyphs, lambda inputs: inputs.flatten(1))

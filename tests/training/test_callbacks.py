@@ -224,7 +224,7 @@ def early(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("strategy", "size", "after"),
     [
-        ("local", 1, "validation 3"),
+        pytest.param("local", 1, "validation 3", marks=pytest.mark.slow),
         pytest.param("rpc", 2, "iteration 3", marks=pytest.mark.slow),
         pytest.param("rpc", 2, "validation 3", marks=pytest.mark.slow),
         pytest.param("allreduce", 2, "iteration 1", marks=pytest.mark.slow),

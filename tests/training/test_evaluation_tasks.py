@@ -36,6 +36,7 @@ def run_recorded(monkeypatch):
     return run_with
 
 
+@pytest.mark.slow
 def test_every_algorithm_and_every_seed_is_evaluated_on_the_same_tasks(tmp_path, run_recorded):
     first, results, lists, trained = run_recorded(tmp_path / "a")
     assert results["protocol"]["eval_seed"] == 0

@@ -158,6 +158,7 @@ def test_fewer_tasks_than_ranks(tmp_path):
         assert without_times(records(directory)) == without_times(records(tmp_path / "alone"))
 
 
+@pytest.mark.slow
 def test_a_whole_run_is_the_same_bit_for_bit_for_every_number_of_workers(tmp_path):
     runs = [
         (("strategy=local",), 1),

@@ -151,9 +151,10 @@ def interrupted(directory: Path, after: int, configuration: DictConfig) -> str:
 @pytest.mark.parametrize(
     ("strategy", "after"),  # the first checkpoint is that of iteration 2
     [
-        ("rpc", 1),
         ("allreduce", 2),
-        *[pytest.param(*case, marks=pytest.mark.slow) for case in (("rpc", 2), ("allreduce", 1))],
+        pytest.param("allreduce", 1, marks=pytest.mark.slow),
+        pytest.param("rpc", 1, marks=pytest.mark.slow),
+        pytest.param("rpc", 2, marks=pytest.mark.slow),
     ],
 )
 def test_stopped_and_resumed_ends_as_if_it_had_not_been(tmp_path, whole, strategy, after):
