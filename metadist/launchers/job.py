@@ -357,9 +357,7 @@ def _require_equal_partition(experiment: Experiment, outcomes: list[_BuildOutcom
 
 
 def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
-    """Use native kernels and compiled code, which round differently, on all ranks or on none, and
-    one chunk size.
-    """
+    """Use the same kernels, compiled code and chunk size on all ranks: others round differently."""
     non_native_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.native is False]
     if non_native_ranks:
         disable_native(experiment.learner)
