@@ -9,6 +9,7 @@ number of times in reverse mode; forward-mode derivatives (`torch.autograd.forwa
 `is_grads_batched` need layers with `native=False`.
 """
 
+import math
 from ctypes import Structure
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,17 +27,10 @@ from metadist.kernels.loader import (
 )
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
-_MAX_TAPS = 48  # the most inputs of an output, with few channels
+_MAX_VALUES = 48  # of inputs that an output is computed from, with few channels
 
 Pair = tuple[int, int]
 """Two numbers, for the vertical and the horizontal dimension."""
-
-
-class ConvShape(Structure):
-    """The shape of a convolution, with the fields of the C++ struct."""
-
-    _fields_ = int64_fields("tasks", "images", "height", "width", "in_channels", "out_channels")
-
 
 GEOMETRY_FIELDS = int64_fields(
     "kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w"
@@ -44,8 +38,11 @@ GEOMETRY_FIELDS = int64_fields(
 """The fields of a `Geometry` in C++ structs."""
 
 
-class _DirectShape(ConvShape):
-    _fields_ = GEOMETRY_FIELDS
+class _ConvShape(Structure):
+    _fields_ = (
+        *int64_fields("tasks", "images", "height", "width", "in_channels", "out_channels"),
+        *GEOMETRY_FIELDS,
+    )
 
 
 class Geometry(NamedTuple):
@@ -64,17 +61,28 @@ class Geometry(NamedTuple):
         return rows, columns
 
 
-_SAME = Geometry((3, 3), (1, 1), (1, 1))
+SAME = Geometry((3, 3), (1, 1), (1, 1))
 """The geometry with outputs as large as the inputs, for which there are faster algorithms."""
+
+
+def conv_shape(inputs: Tensor, out_channels: int, geometry: Geometry) -> Structure:
+    """The shape of a convolution as the struct that the C++ functions take.
+
+    Args:
+        inputs: the inputs, of shape (tasks, n, height, width, in).
+        out_channels: the number of output channels.
+        geometry: kernel, stride and padding.
+    """
+    return _ConvShape(*inputs.shape, out_channels, *chain(*geometry))
 
 
 def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether `convolve` supports the layer and the inputs.
 
     On CPUs, output channels must fill whole vectors. Input channels must fill whole vectors too; or
-    they are few, the inputs require no grad, and the layer has a 3×3 kernel and stride and padding
-    1. See also `can_call`. On GPUs, the parameters must be batched; see also `can_use_triton`.
-    Shapes and types that do not match are left to PyTorch, which raises the error.
+    an output is computed from few values, of inputs that require no grad. See also `can_call`. On
+    GPUs, the parameters must be batched; see also `can_use_triton`. Shapes and types that do not
+    match are left to PyTorch, which raises the error.
 
     Args:
         layer: a convolution without groups and dilation; its parameters may be batched over tasks.
@@ -102,18 +110,18 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
 def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
     source = _source(layer.in_channels, inputs, geometry_of(layer))
     return (
-        source is not None
-        and layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
+        layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
         and can_call(source, inputs, layer.weight, layer.bias)
     )
 
 
 def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:
-    """Whether the inputs have few channels and require no grad, as images do."""
-    source = _source(layer.in_channels, inputs, geometry_of(layer))
-    few = source == _FEW_CHANNELS and 9 * layer.in_channels <= _MAX_TAPS
-    return few and not inputs.requires_grad
+    """Whether outputs are computed from few values, of inputs that require no grad, as images."""
+    geometry = geometry_of(layer)
+    few = _source(layer.in_channels, inputs, geometry) == _FEW_CHANNELS
+    values = layer.in_channels * math.prod(geometry.kernel)
+    return few and values <= _MAX_VALUES and not inputs.requires_grad
 
 
 def geometry_of(layer: nn.Conv2d) -> Geometry:
@@ -124,7 +132,7 @@ def geometry_of(layer: nn.Conv2d) -> Geometry:
 
 
 def convolve(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry = _SAME
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry = SAME
 ) -> Tensor:
     """Convolution of batched tasks, channels last.
 
@@ -151,11 +159,11 @@ def _matches(inputs: Tensor, parameter: Tensor) -> bool:
     return parameter.dtype == inputs.dtype and parameter.device == inputs.device
 
 
-def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str | None:
-    """The C++ file for a number of input channels; None if there is none."""
-    if channels * inputs.element_size() % VECTOR_BYTES == 0:
-        return _WINOGRAD if geometry == _SAME else _DIRECT
-    return _FEW_CHANNELS if geometry == _SAME else None
+def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str:
+    """The C++ file for a number of input channels."""
+    if channels * inputs.element_size() % VECTOR_BYTES:
+        return _FEW_CHANNELS
+    return _WINOGRAD if geometry == SAME else _DIRECT
 
 
 def _call(
@@ -168,10 +176,7 @@ def _call(
         getattr(convolution_gpu, function)(*geometry, *map(in_memory, arguments))
         return
     source = _source(inputs.shape[-1], inputs, geometry)
-    assert source is not None  # see `can_convolve`
-    shape = ConvShape(*inputs.shape, out_channels)
-    if source == _DIRECT:
-        shape = _DirectShape(*inputs.shape, out_channels, *chain(*geometry))
+    shape = conv_shape(inputs, out_channels, geometry)
     call(source, function, inputs.dtype, shape, *arguments)
 
 

@@ -1,10 +1,10 @@
-// Convolution with many channels and any kernel, stride and padding. Inputs are (tasks, images,
-// height, width, channels), weights (tasks, kernel height, kernel width, in, out); the numbers of
-// channels are multiples of the vector length.
+// Convolution with many channels and any kernel, stride and padding. The numbers of channels are
+// multiples of the vector length; `conv_shape.h` has the layouts.
 //
 // The products are those of unfolded inputs (im2col), which are read where they are instead of
 // being copied. The order of summation depends on the shape of one task alone.
 
+#include "conv_shape.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -17,26 +17,15 @@ namespace {
 constexpr int ROWS = 6;
 constexpr int64_t BLOCK_PIXELS = 80;  // of gradients that stay in the cache
 
-struct Shape {
-    int64_t tasks, images, height, width, in, out;
-    int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
-
-    int64_t out_height() const { return (height + 2 * padding_h - kernel_h) / stride_h + 1; }
-    int64_t out_width() const { return (width + 2 * padding_w - kernel_w) / stride_w + 1; }
-    int64_t in_pixels() const { return height * width; }
-    int64_t out_pixels() const { return out_height() * out_width(); }
-    int64_t taps() const { return kernel_h * kernel_w; }
-
-    // The pixel of an input image that a tap of an output pixel reads; -1 in the padding.
-    int64_t source(int64_t out_pixel, int64_t tap) const {
-        const int64_t row =
-            out_pixel / out_width() * stride_h + tap / kernel_w - padding_h;
-        const int64_t column =
-            out_pixel % out_width() * stride_w + tap % kernel_w - padding_w;
-        const bool inside = 0 <= row && row < height && 0 <= column && column < width;
-        return inside ? row * width + column : -1;
-    }
-};
+// The pixel of an input image that a tap of an output pixel reads; -1 in the padding.
+int64_t source_pixel(const ConvShape& s, int64_t out_pixel, int64_t tap) {
+    const int64_t row =
+        out_pixel / s.out_width() * s.stride_h + tap / s.kernel_w - s.padding_h;
+    const int64_t column =
+        out_pixel % s.out_width() * s.stride_w + tap % s.kernel_w - s.padding_w;
+    const bool inside = 0 <= row && row < s.height && 0 <= column && column < s.width;
+    return inside ? row * s.width + column : -1;
+}
 
 // Pixels of an image whose sums have the same taps, and the pixels that these read.
 struct Sums {
@@ -66,18 +55,18 @@ std::vector<Sums> grouped_by_taps(const std::vector<int64_t>& sources, int64_t t
     return sums;
 }
 
-std::vector<Sums> sums_of_outputs(const Shape& s) {
+std::vector<Sums> sums_of_outputs(const ConvShape& s) {
     std::vector<int64_t> sources;
     for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
-        for (int64_t tap = 0; tap < s.taps(); ++tap) sources.push_back(s.source(pixel, tap));
+        for (int64_t tap = 0; tap < s.taps(); ++tap) sources.push_back(source_pixel(s, pixel, tap));
     return grouped_by_taps(sources, s.taps());
 }
 
-std::vector<Sums> sums_of_inputs(const Shape& s) {
+std::vector<Sums> sums_of_inputs(const ConvShape& s) {
     std::vector<int64_t> readers(s.in_pixels() * s.taps(), -1);
     for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
         for (int64_t tap = 0; tap < s.taps(); ++tap)
-            if (const int64_t at = s.source(pixel, tap); at >= 0)
+            if (const int64_t at = source_pixel(s, pixel, tap); at >= 0)
                 readers[at * s.taps() + tap] = pixel;
     return grouped_by_taps(readers, s.taps());
 }
@@ -134,15 +123,24 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
         weights.clear();
         for (int64_t tap : group.taps) weights.push_back(weight + tap * depth * width);
         const int64_t rows = images * pixels, blocks = (rows + ROWS - 1) / ROWS;
-        int64_t image = 0, pixel = 0;
+        auto input = [&](int64_t row, int64_t tap) {
+            const int64_t source = group.sources[row % pixels * taps + tap];
+            return values + (row / pixels * from_pixels + source) * depth;
+        };
+        auto output = [&](int64_t row) {
+            return sums + (row / pixels * to_pixels + group.pixels[row % pixels]) * width;
+        };
         for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t count = (block + 1) * rows / blocks - block * rows / blocks;
-            for (int64_t r = 0; r < count; ++r) {
-                to[r] = sums + (image * to_pixels + group.pixels[pixel]) * width;
-                const R* read = values + image * from_pixels * depth;
+            const int64_t first = block * rows / blocks;
+            const int64_t count = (block + 1) * rows / blocks - first;
+            for (int64_t row = first; row < first + count; ++row) {
+                to[row - first] = output(row);
                 for (int64_t tap = 0; tap < taps; ++tap)
-                    from[tap * ROWS + r] = read + group.sources[pixel * taps + tap] * depth;
-                if (++pixel == pixels) pixel = 0, ++image;
+                    from[tap * ROWS + row - first] = input(row, tap);
+                const int64_t next = row + ROWS;
+                if (next >= rows) continue;
+                prefetch<1>(output(next), width);
+                for (int64_t tap = 0; tap < taps; ++tap) prefetch<0>(input(next, tap), depth);
             }
             int64_t column = 0;
             for (; column + MOST_VECTORS * lanes <= width; column += MOST_VECTORS * lanes)
@@ -156,7 +154,7 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
 }
 
 template <class R>
-void convolve(const Shape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
+void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
     const std::vector<Sums> groups = sums_of_outputs(s);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
                  outputs += s.images * s.out_pixels() * s.out, weight += s.taps() * s.in * s.out,
@@ -167,7 +165,7 @@ void convolve(const Shape& s, const R* inputs, const R* weight, const R* bias, R
 
 // The gradient with respect to the inputs of <gradient, convolution of the inputs>.
 template <class R>
-void conv_transpose(const Shape& s, const R* gradient, const R* weight, R* inputs) {
+void conv_transpose(const ConvShape& s, const R* gradient, const R* weight, R* inputs) {
     const std::vector<Sums> groups = sums_of_inputs(s);
     Buffer<R> transposed(s.taps() * s.in * s.out);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
@@ -216,7 +214,7 @@ void sum_columns(const R* const* left, const R* const* right, int64_t pairs, int
 
 // The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
 template <class R>
-void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
+void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
     using L = Lanes<R>;
     const int64_t block = std::max<int64_t>(1, BLOCK_PIXELS / s.out_pixels());
     struct Pair {
@@ -225,7 +223,7 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
     std::vector<std::vector<Pair>> pairs(s.taps());  // the pixels of an image that a tap multiplies
     for (int64_t tap = 0; tap < s.taps(); ++tap)
         for (int64_t pixel = 0; pixel < s.out_pixels(); ++pixel)
-            if (const int64_t source = s.source(pixel, tap); source >= 0)
+            if (const int64_t source = source_pixel(s, pixel, tap); source >= 0)
                 pairs[tap].push_back({source, pixel});
     std::vector<const R*> left(block * s.out_pixels()), right(block * s.out_pixels());
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
@@ -244,7 +242,12 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
                     const R* image_gradient = gradient + image * s.out_pixels() * s.out;
                     for (const Pair& pair : pairs[tap]) {
                         left[count] = image_inputs + pair.input * s.in;
-                        right[count++] = image_gradient + pair.output * s.out;
+                        right[count] = image_gradient + pair.output * s.out;
+                        if (image + block < s.images) {
+                            prefetch<0>(left[count] + block * s.in_pixels() * s.in, s.in);
+                            prefetch<0>(right[count] + block * s.out_pixels() * s.out, s.out);
+                        }
+                        ++count;
                     }
                 }
                 R* c = weight + tap * s.in * s.out;
@@ -261,15 +264,15 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
 }  // namespace
 
 #define EXPORT(R, SUFFIX)                                                                        \
-    extern "C" void convolve_##SUFFIX(Shape s, const R* inputs, const R* weight, const R* bias,  \
+    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight, const R* bias,  \
                                       R* outputs) {                                              \
         convolve(s, inputs, weight, bias, outputs);                                              \
     }                                                                                            \
-    extern "C" void conv_transpose_##SUFFIX(Shape s, const R* gradient, const R* weight,         \
+    extern "C" void conv_transpose_##SUFFIX(ConvShape s, const R* gradient, const R* weight,         \
                                             R* inputs) {                                         \
         conv_transpose(s, gradient, weight, inputs);                                             \
     }                                                                                            \
-    extern "C" void weight_grad_##SUFFIX(Shape s, const R* inputs, const R* gradient, R* weight, \
+    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient, R* weight, \
                                          R* bias) {                                              \
         weight_grad(s, inputs, gradient, weight, bias);                                          \
     }

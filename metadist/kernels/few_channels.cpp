@@ -9,12 +9,13 @@ constexpr int64_t BLOCK = 96;  // pixels whose outputs stay in the cache
 template <class R>
 void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
     FewChannels<R> convolution(s, BLOCK);
-    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
-                 outputs += s.pixels() * s.out, weight += 9 * s.in * s.out,
+    const int64_t pixels = s.images * s.out_pixels();
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
+                 outputs += pixels * s.out, weight += s.taps() * s.in * s.out,
                  bias += bias ? s.out : 0) {
         convolution.use_weight(weight);
-        for (int64_t first = 0; first < s.pixels(); first += BLOCK) {
-            const int64_t count = std::min(BLOCK, s.pixels() - first);
+        for (int64_t first = 0; first < pixels; first += BLOCK) {
+            const int64_t count = std::min(BLOCK, pixels - first);
             convolution.unfold(inputs, first, count);
             convolution.forward(count, bias, outputs + first * s.out);
         }
@@ -25,11 +26,12 @@ void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bia
 template <class R>
 void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
     FewChannels<R> convolution(s, BLOCK);
-    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
-                 gradient += s.pixels() * s.out, weight += 9 * s.in * s.out, bias += s.out) {
+    const int64_t pixels = s.images * s.out_pixels();
+    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
+                 gradient += pixels * s.out, weight += s.taps() * s.in * s.out, bias += s.out) {
         convolution.zero_grad();
-        for (int64_t first = 0; first < s.pixels(); first += BLOCK) {
-            const int64_t count = std::min(BLOCK, s.pixels() - first);
+        for (int64_t first = 0; first < pixels; first += BLOCK) {
+            const int64_t count = std::min(BLOCK, pixels - first);
             convolution.unfold(inputs, first, count);
             convolution.accumulate_grad(count, gradient + first * s.out);
         }

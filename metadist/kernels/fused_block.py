@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from metadist.kernels.convolution import (
-    ConvShape,
+    SAME,
     can_convolve,
+    conv_shape,
     convolve,
+    geometry_of,
     has_few_channels,
     weight_in_memory,
 )
@@ -50,6 +52,7 @@ def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> b
         and convolution.bias is not None
         and convolution.out_channels == norm.num_features
         and (norm.weight.dim() == 1 if unbatched else len(norm.weight) == len(images))
+        and geometry_of(convolution) == SAME
         and has_few_channels(convolution, images)
         and can_convolve(convolution, images)
         and can_call(_SOURCE, images)
@@ -103,7 +106,7 @@ class _FusedBlock(Function):
         out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[-1])
         mean, inverse = torch.empty_like(gamma), torch.empty_like(gamma)
         inputs = (images, weight, bias, gamma, beta)
-        shape = ConvShape(*images.shape, weight.shape[-1])
+        shape = conv_shape(images, weight.shape[-1], SAME)
         call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse)
         ctx.eps = eps
         ctx.save_for_backward(*inputs, mean, inverse)
@@ -123,7 +126,7 @@ class _FusedBlock(Function):
             return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None
         images, weight, bias, gamma, _ = inputs
         outputs = [torch.empty_like(parameter) for parameter in (weight, bias, gamma, gamma)]
-        shape = ConvShape(*images.shape, weight.shape[-1])
+        shape = conv_shape(images, weight.shape[-1], SAME)
         arguments = (grad_output.contiguous(), *inputs, mean, inverse, *outputs)
         call(_SOURCE, "backward", images.dtype, shape, *arguments)
         grad_weight, grad_bias, mean_z, mean_zh = outputs

@@ -34,6 +34,14 @@ struct Lanes {
     static void store(R* to, Vector vector) { std::memcpy(to, &vector, BYTES); }
 };
 
+// Starts to load values into the second-level cache, to read them or, with WRITE = 1, to store.
+template <int WRITE, class R>
+void prefetch(const R* from, int64_t count) {
+    constexpr int64_t cache_line = 64;
+    for (int64_t k = 0; k < count; k += cache_line / sizeof(R))
+        __builtin_prefetch(from + k, WRITE, 2);
+}
+
 template <class R>
 class Buffer {
    public:

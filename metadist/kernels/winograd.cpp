@@ -1,8 +1,9 @@
 // Winograd convolution, 3x3 with stride 1 and padding 1, as F(2x2, 3x3) of Lavin and Gray (2015,
 // arXiv 1509.09308): a 2x2 output tile takes 16 products per pair of channels instead of 36, and so
-// does the weight gradient. Inputs are (tasks, images, height, width, channels), weights (tasks,
-// 3, 3, in, out); the number of channels is a multiple of the vector length.
+// does the weight gradient. The numbers of channels are multiples of the vector length;
+// `conv_shape.h` has the layouts.
 
+#include "conv_shape.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -14,12 +15,11 @@ namespace {
 constexpr int64_t BLOCK_TILES = 48;  // tiles whose 16 transformed values fit into the cache
 constexpr int POINTS = 16;
 
-struct Shape {
-    int64_t tasks, images, height, width, in, out;
+struct Shape : ConvShape {
     int64_t tile_rows() const { return (height + 1) / 2; }
     int64_t tile_columns() const { return (width + 1) / 2; }
     int64_t tiles() const { return images * tile_rows() * tile_columns(); }
-    int64_t pixels() const { return images * height * width; }
+    int64_t pixels() const { return images * in_pixels(); }
 };
 
 // B^T d B, with B^T = (1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1): transforms a 4x4 input tile.

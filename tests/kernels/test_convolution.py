@@ -53,7 +53,7 @@ def test_values_and_two_derivatives(before, after, size, dtype):
 
 
 @pytest.mark.parametrize("size", [(14, 14), (7, 7), (4, 5)], ids=str)
-@pytest.mark.parametrize(("before", "after"), [(16, 16), (32, 80)])
+@pytest.mark.parametrize(("before", "after"), [(1, 16), (3, 32), (16, 16), (32, 80)])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda each: "-".join(map(str, each)))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_other_geometries(before, after, size, geometry, dtype):
@@ -131,7 +131,8 @@ def test_can_convolve():
     assert not can_convolve(Conv2d(16, 16, 3, padding=1, device="meta"), inputs)
     assert not can_convolve(Conv2d(12, 16, 3, padding=1), torch.zeros(1, 12, 4, 4))
     assert can_convolve(Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4))
-    assert not can_convolve(Conv2d(1, 16, 3, padding=1, stride=2), torch.zeros(1, 1, 4, 4))
+    assert can_convolve(Conv2d(1, 16, 3, stride=2), torch.zeros(1, 1, 4, 4))
+    assert not can_convolve(Conv2d(1, 16, 7), torch.zeros(1, 1, 9, 9))  # 49 values for an output
     assert not can_convolve(
         Conv2d(1, 16, 3, padding=1), torch.zeros(1, 1, 4, 4, requires_grad=True)
     )
