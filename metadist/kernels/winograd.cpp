@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK_TILES = 48;  // tiles whose 16 transformed values fit into the cache
+constexpr int64_t BLOCK_TILES = 36;  // tiles whose 16 transformed values fit into the cache
 constexpr int POINTS = 16;
 
 struct Shape : ConvShape {
@@ -21,6 +21,13 @@ struct Shape : ConvShape {
     int64_t tiles() const { return images * tile_rows() * tile_columns(); }
     int64_t pixels() const { return images * in_pixels(); }
 };
+
+// The distance between the matrices of `count` values of the 16 points. A cache line is between
+// them: of values that are a multiple of 4096 bytes apart, few fit into the first-level cache.
+template <class R>
+constexpr int64_t point_step(int64_t count) {
+    return count + 64 / sizeof(R);
+}
 
 // B^T d B, with B^T = (1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1): transforms a 4x4 input tile.
 template <class V>
@@ -102,12 +109,13 @@ void tile_pixels(const Shape& s, int64_t tile, int64_t padding, int64_t (&at)[SI
         }
 }
 
-// Transforms `count` tiles from `first` on, to (POINTS, BLOCK_TILES, channels).
+// Transforms `count` tiles from `first` on, to a matrix of (BLOCK_TILES, channels) for each point.
 template <class R, int SIDE, class Transform>
 void transform_tiles(const Shape& s, const R* inputs, int64_t channels, int64_t first,
                      int64_t count, Transform transform, R* to) {
     using L = Lanes<R>;
     using V = typename L::Vector;
+    const int64_t step = point_step<R>(BLOCK_TILES * channels);
     for (int64_t tile = 0; tile < count; ++tile) {
         int64_t at[SIDE * SIDE];
         tile_pixels<SIDE>(s, first + tile, SIDE / 4, at);
@@ -117,7 +125,7 @@ void transform_tiles(const Shape& s, const R* inputs, int64_t channels, int64_t 
                 pixels[p] = at[p] < 0 ? V{} : L::load(inputs + at[p] * channels + c);
             transform(pixels, points);
             for (int k = 0; k < POINTS; ++k)
-                L::store(to + (k * BLOCK_TILES + tile) * channels + c, points[k]);
+                L::store(to + k * step + tile * channels + c, points[k]);
         }
     }
 }
@@ -141,8 +149,11 @@ void convolve(const Shape& s, bool transposed, const R* inputs, const R* weight,
               R* outputs) {
     using L = Lanes<R>;
     using V = typename L::Vector;
-    Buffer<R> packed_weight(POINTS * s.in * s.out), points(POINTS * BLOCK_TILES * s.in),
-        sums(POINTS * BLOCK_TILES * s.out);
+    const int64_t weight_step = point_step<R>(s.in * s.out),
+                  in_step = point_step<R>(BLOCK_TILES * s.in),
+                  out_step = point_step<R>(BLOCK_TILES * s.out);
+    Buffer<R> packed_weight(POINTS * weight_step), points(POINTS * in_step),
+        sums(POINTS * out_step);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
                  outputs += s.pixels() * s.out, weight += s.in * s.out * 9,
                  bias += bias ? s.out : 0) {
@@ -159,22 +170,21 @@ void convolve(const Shape& s, bool transposed, const R* inputs, const R* weight,
                 }
                 transform_weight(taps, transformed);
                 for (int k = 0; k < POINTS; ++k)
-                    L::store(packed_weight + (k * s.in + in) * s.out + out, transformed[k]);
+                    L::store(packed_weight + k * weight_step + in * s.out + out, transformed[k]);
             }
         for (int64_t first = 0; first < s.tiles(); first += BLOCK_TILES) {
             const int64_t count = std::min(BLOCK_TILES, s.tiles() - first);
             transform_inputs(s, inputs, first, count, +points);
             for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 6>(count, nullptr, 0, points + k * BLOCK_TILES * s.in, s.in, 1,
-                               packed_weight + k * s.in * s.out, s.out, s.in,
-                               sums + k * BLOCK_TILES * s.out);
+                multiply<R, 6>(count, nullptr, 0, points + k * in_step, s.in, 1,
+                               packed_weight + k * weight_step, s.out, s.in, sums + k * out_step);
             for (int64_t tile = 0; tile < count; ++tile) {
                 int64_t at[4];
                 tile_pixels<2>(s, first + tile, 0, at);
                 for (int64_t c = 0; c < s.out; c += L::count) {
                     V products[POINTS], pixels[4];
                     for (int k = 0; k < POINTS; ++k)
-                        products[k] = L::load(sums + (k * BLOCK_TILES + tile) * s.out + c);
+                        products[k] = L::load(sums + k * out_step + tile * s.out + c);
                     transform_products(products, pixels);
                     const V shift = bias ? L::load(bias + c) : V{};
                     for (int p = 0; p < 4; ++p)
@@ -190,11 +200,13 @@ template <class R>
 void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
     using L = Lanes<R>;
     using V = typename L::Vector;
-    Buffer<R> points(POINTS * BLOCK_TILES * s.in), grad_points(POINTS * BLOCK_TILES * s.out),
-        sums(POINTS * s.in * s.out);
+    const int64_t weight_step = point_step<R>(s.in * s.out),
+                  in_step = point_step<R>(BLOCK_TILES * s.in),
+                  out_step = point_step<R>(BLOCK_TILES * s.out);
+    Buffer<R> points(POINTS * in_step), grad_points(POINTS * out_step), sums(POINTS * weight_step);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
                  gradient += s.pixels() * s.out, weight += s.in * s.out * 9, bias += s.out) {
-        std::fill_n(+sums, POINTS * s.in * s.out, R(0));
+        std::fill_n(+sums, POINTS * weight_step, R(0));
         std::fill_n(bias, s.out, R(0));
         for (int64_t first = 0; first < s.tiles(); first += BLOCK_TILES) {
             const int64_t count = std::min(BLOCK_TILES, s.tiles() - first);
@@ -203,22 +215,19 @@ void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, 
                 s, gradient, s.out, first, count,
                 [](const V(&pixels)[4], V(&points)[POINTS]) { transform_gradient(pixels, points); },
                 +grad_points);
-            // (A y A^T)[1][1] is the sum of a tile.
+            const R* tile_sums = grad_points + 5 * out_step;  // (A y A^T)[1][1] is a tile's sum
             for (int64_t tile = 0; tile < count; ++tile)
                 for (int64_t c = 0; c < s.out; c += L::count)
-                    L::store(bias + c,
-                             L::load(bias + c) +
-                                 L::load(grad_points + (5 * BLOCK_TILES + tile) * s.out + c));
+                    L::store(bias + c, L::load(bias + c) + L::load(tile_sums + tile * s.out + c));
             for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 6>(
-                    s.in, sums + k * s.in * s.out, s.out, points + k * BLOCK_TILES * s.in, 1, s.in,
-                    grad_points + k * BLOCK_TILES * s.out, s.out, count, sums + k * s.in * s.out);
+                multiply<R, 6>(s.in, sums + k * weight_step, s.out, points + k * in_step, 1, s.in,
+                               grad_points + k * out_step, s.out, count, sums + k * weight_step);
         }
         for (int64_t in = 0; in < s.in; ++in)
             for (int64_t out = 0; out < s.out; out += L::count) {
                 V transformed[POINTS], taps[9];
                 for (int k = 0; k < POINTS; ++k)
-                    transformed[k] = L::load(sums + (k * s.in + in) * s.out + out);
+                    transformed[k] = L::load(sums + k * weight_step + in * s.out + out);
                 transform_weight_gradient(transformed, taps);
                 for (int p = 0; p < 9; ++p)
                     L::store(weight + (p * s.in + in) * s.out + out, taps[p]);
