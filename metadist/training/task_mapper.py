@@ -254,7 +254,7 @@ class TrainMapper(TaskMapper):
         with (
             profiled_request(self.profile),
             tensor_float32(self.precision, device),
-            _out_of_memory_errors(self.chunk_size),
+            _out_of_memory_errors(learner, self.chunk_size),
         ):
             learner = self._prepare(learner.train(), device)
             for step in self._chunk_sums(learner, batches, weights, device):
@@ -357,7 +357,10 @@ class EvaluateMapper(TaskMapper):
         learner, batches = _learner_and_batches(calls)
         learner = self._prepare(learner.eval(), device)
         parameters = parameters_by_name(learner)
-        with tensor_float32(self.precision, device), _out_of_memory_errors(self.chunk_size):
+        with (
+            tensor_float32(self.precision, device),
+            _out_of_memory_errors(learner, self.chunk_size),
+        ):
             for chunk in self._chunks(batches, learner, device, self.chunk_size):
                 if chunk.batched:
                     with profile_range("forward"):
@@ -384,14 +387,19 @@ class EvaluateMapper(TaskMapper):
 
 
 @contextlib.contextmanager
-def _out_of_memory_errors(chunk_size: ChunkSize) -> Iterator[None]:
+def _out_of_memory_errors(learner: Learner, chunk_size: ChunkSize) -> Iterator[None]:
     """Raise an error of the GPU's memory as one that names the option to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
+        if chunk_size != 1 and learner.supports_batched_tasks:
+            advice = (
+                f"a chunk of tasks (trainer.task_chunk_size={chunk_size}): set a smaller number"
+            )
+        else:
+            advice = "one task: take a smaller model, fewer task.queries, or trainer.precision=bf16"
         raise UserError(
-            "the GPU's memory does not suffice for a chunk of tasks "
-            f"(trainer.task_chunk_size={chunk_size}): set a smaller number. {first_line(error)}"
+            f"the GPU's memory does not suffice for {advice}. {first_line(error)}"
         ) from error
 
 

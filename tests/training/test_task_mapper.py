@@ -307,14 +307,20 @@ def test_devices(monkeypatch):
             assert resolve_device(name) == torch.device("cuda", index)
 
 
-def test_a_gpu_without_enough_memory_is_one_sentence(monkeypatch):
+@pytest.mark.parametrize(
+    ("batched", "advice"),
+    [(True, r"trainer\.task_chunk_size=7\): set a smaller number"), (False, "one task: take a .*")],
+)
+def test_a_gpu_without_enough_memory_is_one_sentence(batched, advice):
     class TooLarge(Dice):
+        supports_batched_tasks = batched
+
         def forward(self, episode):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
 
     learner = TooLarge()
     calls = [((learner, MetaBatch(KEYS)), {})]
-    expected = r"trainer\.task_chunk_size=7\): set a smaller number\. .*allocate 2\.00 GiB\.$"
+    expected = rf"{advice}\. .*allocate 2\.00 GiB\.$"
     with pytest.raises(UserError, match=expected):
         mapper_of(TrainMapper, chunk_size=7).weighted_sum(calls, [1.0], [*learner.parameters()])
     with pytest.raises(UserError, match=expected):
