@@ -109,12 +109,11 @@ class ImageFolder(DecodedImages):
         if names[0].startswith("/"):
             indices["train"] = np.arange(len(names))
             fractions = self.fractions
-            self.more_classes = "raise dataset.validation_fraction or dataset.test_fraction"
         elif not len(indices["validation"]):
             fractions = {"validation": self.fractions["validation"]}
-            self.more_classes = "raise dataset.validation_fraction"
         else:
             self.seed = None
+        self.drawn_splits = tuple(fractions)
         generator = np.random.default_rng(self.seed)
         total = len(indices["train"])
         for split, fraction in fractions.items():
@@ -136,6 +135,14 @@ class ImageFolder(DecodedImages):
                     "class folders without splits."
                 )
         return indices
+
+    def _more_classes(self, split: str) -> str:
+        options = [f"dataset.{drawn}_fraction" for drawn in self.drawn_splits]
+        if split == "train" and options:
+            return f", add classes, or lower {' or '.join(options)}"
+        if split in self.drawn_splits:
+            return f", add classes, or raise dataset.{split}_fraction"
+        return " or add classes"
 
     def _split_protocol(self) -> dict[str, object]:
         """A fingerprint of the classes' names, and the split's seed if it has one."""

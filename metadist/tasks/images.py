@@ -62,10 +62,9 @@ class ImageClasses:
     inverted = False
     group = "group"
     without_groups = "groups=None"
-    more_classes = "use a dataset with more classes"
     without_small_classes = "remove these classes"
-    """For messages: a group, the option to sample across groups, how to get more classes, and how
-    to leave out small ones."""
+    """For messages: a group, the option to sample across groups, and how to leave out classes with
+    few examples."""
 
     def __init__(
         self,
@@ -215,8 +214,8 @@ class ImageClasses:
                 enough = f" with {needed} examples" if small else ""
                 raise UserError(
                     f"{key_prefix}ways is {ways}, but the {split} split of {self.name} has only "
-                    f"{len(members)} {classes}{enough}; lower {key_prefix}ways or "
-                    f"{self.more_classes}."
+                    f"{len(members)} {classes}{enough}; lower {key_prefix}ways"
+                    f"{self._more_classes(split)}."
                 )
             groups = (self.groups or {}).get(split, [])
             largest = max(
@@ -398,6 +397,10 @@ class ImageClasses:
         if self.rotations if split == "train" else self.test_rotations:
             rotations = generator.integers(ROTATIONS, size=ways)
         return _Draw(classes, examples, rotations)
+
+    def _more_classes(self, split: str) -> str:
+        """What continues an error message: how a split gets more classes."""
+        return " or use a dataset with more classes"
 
     def _too_small(self, small: Sequence[int]) -> str:
         """The end of an error message about classes with too few examples."""

@@ -232,6 +232,31 @@ def test_the_option_that_leaves_small_classes_out_is_named(tmp_path):
         FewShotTasks(dataset, 2, 1, max(SIZES.values()) - 1)
 
 
+def test_the_fraction_that_gives_a_split_more_classes_is_named(tmp_path):
+    dataset = ImageFolder(str(write(tmp_path / "data", SIZES)), size=8)  # 6, 2 and 2 classes
+    lower = "lower task.ways, add classes, or "
+    for split, advice in (
+        ("train", "lower dataset.test_fraction or dataset.validation_fraction."),
+        ("validation", "raise dataset.validation_fraction."),
+        ("test", "raise dataset.test_fraction."),
+    ):
+        with pytest.raises(UserError) as error:
+            dataset.check(7, 1, 1, [split])
+        assert str(error.value).endswith(lower + advice)
+    given = tmp_path / "given"
+    write(given / "train", dict.fromkeys([*SIZES][:8], 3))
+    write(given / "test", dict.fromkeys([*SIZES][8:], 3))
+    dataset = ImageFolder(str(given), size=8)  # 6, 2 and 2 classes
+    for split, advice in (
+        ("train", ", add classes, or lower dataset.validation_fraction."),
+        ("validation", ", add classes, or raise dataset.validation_fraction."),
+        ("test", " or add classes."),
+    ):
+        with pytest.raises(UserError) as error:
+            dataset.check(7, 1, 1, [split])
+        assert str(error.value).endswith("lower task.ways" + advice)
+
+
 def test_the_configuration(tmp_path):
     root = write(tmp_path / "data", SIZES)
     overrides = [
