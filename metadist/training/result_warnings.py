@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from metadist.algorithms import Reptile, batch_norm_protocol
+from metadist.algorithms import Reptile
 from metadist.metrics import larger_is_better, score
 from metadist.training.experiment import Experiment, evaluation_keys
 
@@ -101,10 +102,13 @@ def _batch_norm_warning(experiment: Experiment, results: Mapping[str, Any]) -> s
     adapts = f"test_{metric}_by_steps" in results
     if not adapts or "running_statistics" in experiment.configuration["model"]:
         return ""
-    if not batch_norm_protocol(learner, learner.transductive).startswith("running statistics"):
+    norms = [module for module in learner.modules() if isinstance(module, _BatchNorm)]
+    running = [norm for norm in norms if norm.track_running_stats]
+    if not running:
         return ""
     return (
-        "the model's batch norms normalize queries with the statistics of the batch in training, "
-        f"and with running statistics in the test: if the test {metric} is worse than that of "
-        "training, set track_running_stats=False in the model's batch norms"
+        f"the model's batch norms with running statistics ({len(running)} of {len(norms)}) "
+        "normalize queries with the statistics of the batch in training, and with running "
+        f"statistics in the test: if the test {metric} is worse than that of training, set "
+        "track_running_stats=False in them"
     )

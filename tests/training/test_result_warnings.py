@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from tiny import SMALL, build, compose, run_results, train
+from torch.nn import BatchNorm2d
 
 from metadist.config import build_experiment
 from metadist.training import Trainer
@@ -106,5 +107,12 @@ def test_running_statistics_that_were_not_asked_for(tmp_path):
     assert result_warnings(x, rows(0.2, 0.6)) == []
     del x.configuration["model"]["running_statistics"]  # such as in a model of the user's
     (text,) = result_warnings(x, rows(0.2, 0.6))
+    assert "running statistics (4 of 4) normalize" in text
     assert "set track_running_stats=False" in text
+    norms = [module for module in x.learner.modules() if isinstance(module, BatchNorm2d)]
+    for left, norm in zip((3, 2, 1, 0), norms, strict=True):
+        norm.track_running_stats = False
+        found = result_warnings(x, rows(0.2, 0.6))
+        assert [f"({left} of 4)" in text for text in found] == [True] * (left > 0)
+    norms[0].track_running_stats = True
     assert result_warnings(x, {"test_loss": 1.0}) == []  # nothing is adapted
