@@ -99,14 +99,18 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
     return rows
 
 
-def _user_metrics(values: Mapping[str, Any], split: str) -> list[str]:
-    """The names and values of the metrics that the user's learner adds."""
-    return [
-        f"{metric} {format_number(value)}"
+def user_metrics(values: Mapping[str, Any], split: str) -> dict[str, str]:
+    """The formatted values, by name, of the metrics that the user's learner adds."""
+    return {
+        metric: format_number(value)
         for name, value in values.items()
         if name.startswith(f"{split}_") and isinstance(value, float)
         if is_user_metric(metric := name.removeprefix(f"{split}_"))
-    ]
+    }
+
+
+def _user_metrics(values: Mapping[str, Any], split: str) -> list[str]:
+    return [f"{name} {value}" for name, value in user_metrics(values, split).items()]
 
 
 def _with_interval(value: float, ci95: float | None, text: Callable[[float], str]) -> str:
