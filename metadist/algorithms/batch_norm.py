@@ -10,7 +10,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether predictions depend on the other inputs of the batch in the current mode."""
-    return any(norm.training or not norm.track_running_stats for norm in _batch_norms(module))
+    return any(norm.training or not norm.track_running_stats for norm in batch_norms(module))
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def batch_norm_protocol(model: nn.Module, transductive: bool) -> str:
         transductive: whether the queries of a task are normalized together, if the model keeps no
             running statistics.
     """
-    norms = _batch_norms(model)
+    norms = batch_norms(model)
     if not norms:
         return "none"
     if all(norm.track_running_stats for norm in norms):
@@ -67,5 +67,6 @@ def batch_norm_protocol(model: nn.Module, transductive: bool) -> str:
     return "batch statistics of one query with the support set (not transductive)"
 
 
-def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
+def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    """The batch norms among a module and its submodules."""
     return [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]

@@ -45,7 +45,7 @@ def format_training(metrics: Mapping[str, Any]) -> list[str]:
         parts.append(f"MSE {format_number(metrics['train_mse'])}")
     if "tasks_per_second" in metrics:
         parts.append(format_throughput(metrics))
-    return parts + _user_metrics(metrics, "train")
+    return parts + format_user_metrics(metrics, "train")
 
 
 def format_validation(metrics: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def format_validation(metrics: Mapping[str, Any]) -> str:
         parts.append(f"MSE {_with_interval(metrics['validation_mse'], ci95, format_number)}")
     if "validation_loss" in metrics:
         parts.append(f"loss {format_number(metrics['validation_loss'])}")
-    return "validation " + ", ".join(parts + _user_metrics(metrics, "validation"))
+    return "validation " + ", ".join(parts + format_user_metrics(metrics, "validation"))
 
 
 def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
             rows.append(("before adaptation", text(results[f"test_{metric}_before"])))
         if by_steps := results.get(f"test_{metric}_by_steps"):
             rows.append(("after each step", _format_steps(by_steps, text)))
-    if user_metrics := _user_metrics(results, "test"):
+    if user_metrics := format_user_metrics(results, "test"):
         rows.append(("test metrics", ", ".join(user_metrics)))
     if "train_loss" in results:
         done = results.get("iterations")
@@ -99,18 +99,14 @@ def summarize_results(results: Mapping[str, Any], tested: str = "") -> list[tupl
     return rows
 
 
-def user_metrics(values: Mapping[str, Any], split: str) -> dict[str, str]:
-    """The formatted values, by name, of the metrics that the user's learner adds."""
-    return {
-        metric: format_number(value)
+def format_user_metrics(values: Mapping[str, Any], split: str) -> list[str]:
+    """The names and values of the metrics that the user's learner adds."""
+    return [
+        f"{metric} {format_number(value)}"
         for name, value in values.items()
         if name.startswith(f"{split}_") and isinstance(value, float)
         if is_user_metric(metric := name.removeprefix(f"{split}_"))
-    }
-
-
-def _user_metrics(values: Mapping[str, Any], split: str) -> list[str]:
-    return [f"{name} {value}" for name, value in user_metrics(values, split).items()]
+    ]
 
 
 def _with_interval(value: float, ci95: float | None, text: Callable[[float], str]) -> str:

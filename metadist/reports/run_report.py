@@ -12,7 +12,7 @@ from typing import Any
 from metadist import __version__
 from metadist.files import read_regular
 from metadist.loggers import flatten_values
-from metadist.loggers.formatting import format_duration, user_metrics
+from metadist.loggers.formatting import format_duration, format_user_metrics
 from metadist.metrics import counted, format_metric, format_number, metric_label
 from metadist.plots import (
     Figure,
@@ -224,7 +224,8 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     done, planned = record.iterations
     training = [line for line in record.metrics if "train_loss" in line]
     facts = [("iterations", f"{done} of {planned}" if planned and planned != done else str(done))]
-    facts += [(f"test {name}", value) for name, value in user_metrics(results, "test").items()]
+    if user_metrics := format_user_metrics(results, "test"):
+        facts.append(("test metrics", ", ".join(user_metrics)))
     if training:
         facts.append(("training loss", format_number(float(training[-1]["train_loss"]))))
     if f"validation_{metric}" in results:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from metadist.algorithms import Reptile
+from metadist.algorithms.batch_norm import batch_norms
 from metadist.metrics import larger_is_better, score
 from metadist.training.experiment import Experiment, evaluation_keys
 
@@ -102,7 +102,7 @@ def _batch_norm_warning(experiment: Experiment, results: Mapping[str, Any]) -> s
     adapts = f"test_{metric}_by_steps" in results
     if not adapts or "running_statistics" in experiment.configuration["model"]:
         return ""
-    norms = [module for module in learner.modules() if isinstance(module, _BatchNorm)]
+    norms = batch_norms(learner)
     running = [norm for norm in norms if norm.track_running_stats]
     if not running:
         return ""

@@ -222,7 +222,9 @@ def test_metrics_of_the_users_own_have_curves_and_ci95_has_none(tmp_path):
 def test_test_metrics_of_the_users_own_are_facts(tmp_path):
     results = {"test_f1": 0.358, "test_<b>rank</b>": 2.0, "test_loss": 1.25, "last_change": 0.5}
     page = Page(write_run_report(finished(tmp_path / "run", results=results)))
-    assert "iterations 30 of 50 test f1 0.3580 test <b>rank</b> 2.0000 training loss" in page.text
+    assert (
+        "iterations 30 of 50 test metrics f1 0.3580, <b>rank</b> 2.0000 training loss" in page.text
+    )
     assert "test loss" not in page.text
 
 
