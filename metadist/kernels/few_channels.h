@@ -42,7 +42,7 @@ class FewChannels {
 
     // Adds the gradients by weight and bias of the unfolded pixels, given that by their outputs.
     void accumulate_grad(int64_t count, const R* gradient) {
-        // Blocks of five rows: of a 3x3 kernel with one channel, there are nine and the bias.
+        // Five rows at a time: a 3x3 kernel with one channel has nine rows and that of the bias.
         multiply<R, 5>(depth + 1, nullptr, 0, +columns, 1, depth + 1, gradient, s.out, count,
                        +partial);
         for (int64_t k = 0; k < (depth + 1) * s.out; ++k) sums[k] += partial[k];
@@ -58,25 +58,32 @@ class FewChannels {
     // VALUES is the number of values in a row of the kernel, 0 if it is not known at compile time.
     template <int VALUES>
     void unfold_rows(const R* inputs, int64_t first, int64_t count) {
-        const int64_t values = VALUES ? VALUES : s.kernel_w * s.in;
+        const int64_t values = VALUES ? VALUES : s.kernel_w * s.in, width = s.width * s.in;
         const int64_t out_height = s.out_height(), out_width = s.out_width();
+        int64_t out_row = first / out_width % out_height, out_column = first % out_width;
+        const R* image = inputs + first / s.out_pixels() * s.height * width;
         R* to = columns;
-        for (int64_t pixel = first; pixel < first + count; ++pixel, *to++ = 1) {
-            const int64_t left = pixel % out_width * s.stride_w - s.padding_w;
-            const int64_t top = pixel / out_width % out_height * s.stride_h - s.padding_h;
-            const R* image = inputs + pixel / s.out_pixels() * s.in_pixels() * s.in;
-            const bool inside = 0 <= left && left + s.kernel_w <= s.width;
+        for (int64_t pixel = 0; pixel < count; ++pixel) {
+            const int64_t top = out_row * s.stride_h - s.padding_h;
+            const int64_t left = (out_column * s.stride_w - s.padding_w) * s.in;  // in values
+            const bool inside = 0 <= left && left + values <= width;
             for (int64_t row = top; row < top + s.kernel_h; ++row, to += values) {
-                const R* from = image + (row * s.width + left) * s.in;
+                const R* from = image + row * width + left;
                 if (row < 0 || row >= s.height) {
                     std::fill_n(to, values, R(0));
                 } else if (inside) {
                     for (int64_t k = 0; k < values; ++k) to[k] = from[k];
                 } else {
-                    for (int64_t k = 0; k < values; ++k) {
-                        const int64_t column = left + k / s.in;
-                        to[k] = 0 <= column && column < s.width ? from[k] : R(0);
-                    }
+                    for (int64_t k = 0; k < values; ++k)
+                        to[k] = 0 <= left + k && left + k < width ? from[k] : R(0);
+                }
+            }
+            *to++ = 1;
+            if (++out_column == out_width) {
+                out_column = 0;
+                if (++out_row == out_height) {
+                    out_row = 0;
+                    image += s.height * width;
                 }
             }
         }
