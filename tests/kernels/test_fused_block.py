@@ -142,7 +142,8 @@ def test_blocks_that_cannot_be_fused_are_pytorchs():
         Block(1, 16, True)(torch.randn(3, 1, 1, 8))  # nothing is left by pooling
     blocks = [Block(1, 16, native) for native in (True, False)]
     blocks[1].load_state_dict(blocks[0].state_dict())
-    for each in blocks:
-        each.convolution.bias = None
     images = torch.randn(3, 1, 8, 8)
-    torch.testing.assert_close(blocks[0](images), blocks[1](images), rtol=1e-4, atol=1e-5)
+    for stride, bias in ((2, blocks[0].convolution.bias), (1, None)):
+        for each in blocks:
+            each.convolution.stride, each.convolution.bias = (stride, stride), bias
+        torch.testing.assert_close(blocks[0](images), blocks[1](images), rtol=1e-4, atol=1e-5)
