@@ -19,10 +19,8 @@ constexpr int64_t BLOCK_PIXELS = 80;  // of gradients that stay in the cache
 
 // The pixel of an input image that a tap of an output pixel reads; -1 in the padding.
 int64_t source_pixel(const ConvShape& s, int64_t out_pixel, int64_t tap) {
-    const int64_t row =
-        out_pixel / s.out_width() * s.stride_h + tap / s.kernel_w - s.padding_h;
-    const int64_t column =
-        out_pixel % s.out_width() * s.stride_w + tap % s.kernel_w - s.padding_w;
+    const int64_t row = out_pixel / s.out_width() * s.stride_h + tap / s.kernel_w - s.padding_h;
+    const int64_t column = out_pixel % s.out_width() * s.stride_w + tap % s.kernel_w - s.padding_w;
     const bool inside = 0 <= row && row < s.height && 0 <= column && column < s.width;
     return inside ? row * s.width + column : -1;
 }
@@ -33,8 +31,8 @@ struct Sums {
     std::vector<int64_t> sources;  // (pixels, taps)
 };
 
-// Groups pixels by their taps: at the edges some are in the padding, and with a stride some reach no
-// pixel. `sources` is (pixels, taps), -1 for none.
+// Groups pixels by their taps: at the edges some are in the padding, and with a stride some reach
+// no pixel. `sources` is (pixels, taps), -1 for none.
 std::vector<Sums> grouped_by_taps(const std::vector<int64_t>& sources, int64_t taps) {
     std::map<std::vector<int64_t>, Sums> groups;
     const int64_t pixels = sources.size() / taps;
@@ -263,18 +261,18 @@ void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weig
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                        \
-    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight, const R* bias,  \
-                                      R* outputs) {                                              \
-        convolve(s, inputs, weight, bias, outputs);                                              \
-    }                                                                                            \
-    extern "C" void conv_transpose_##SUFFIX(ConvShape s, const R* gradient, const R* weight,         \
-                                            R* inputs) {                                         \
-        conv_transpose(s, gradient, weight, inputs);                                             \
-    }                                                                                            \
-    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient, R* weight, \
-                                         R* bias) {                                              \
-        weight_grad(s, inputs, gradient, weight, bias);                                          \
+#define EXPORT(R, SUFFIX)                                                                     \
+    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight,          \
+                                      const R* bias, R* outputs) {                            \
+        convolve(s, inputs, weight, bias, outputs);                                           \
+    }                                                                                         \
+    extern "C" void conv_transpose_##SUFFIX(ConvShape s, const R* gradient, const R* weight,  \
+                                            R* inputs) {                                      \
+        conv_transpose(s, gradient, weight, inputs);                                          \
+    }                                                                                         \
+    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient,     \
+                                         R* weight, R* bias) {                                \
+        weight_grad(s, inputs, gradient, weight, bias);                                       \
     }
 
 EXPORT(float, f32)

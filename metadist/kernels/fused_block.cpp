@@ -22,7 +22,8 @@ void forward(const ConvShape& s, const R* inputs, const R* weight, const R* bias
              const R* beta, double eps, R* out, R* mean, R* inverse) {
     using L = Lanes<R>;
     using V = typename L::Vector;
-    const int64_t C = s.out, rows = s.images * s.in_pixels(), out_height = s.height / 2, out_width = s.width / 2;
+    const int64_t C = s.out, rows = s.images * s.in_pixels(), out_height = s.height / 2,
+                  out_width = s.width / 2;
     FewChannels<R> convolution(s, 2 * s.width);
     Buffer<R> y(2 * s.width * C), scale(C), shift(C);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += rows * s.in, weight += 9 * s.in * C,
@@ -60,7 +61,8 @@ void backward(const ConvShape& s, const R* gradient, const R* inputs, const R* w
     using L = Lanes<R>;
     using V = typename L::Vector;
     using W = Window<R, 2>;
-    const int64_t C = s.out, rows = s.images * s.in_pixels(), out_height = s.height / 2, out_width = s.width / 2;
+    const int64_t C = s.out, rows = s.images * s.in_pixels(), out_height = s.height / 2,
+                  out_width = s.width / 2;
     FewChannels<R> convolution(s, 2 * s.width);
     Buffer<R> y(2 * s.width * C), scale(C), shift(C), constant(C), slope(C);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += rows * s.in, weight += 9 * s.in * C,

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+constexpr int64_t CACHE_LINE = 64;  // bytes
+
 // Bytes of a vector register, and the vectors of a row whose sums stay in registers for six rows.
 #if defined(__AVX512F__)
 constexpr int64_t BYTES = 64;
@@ -34,11 +36,10 @@ struct Lanes {
     static void store(R* to, Vector vector) { std::memcpy(to, &vector, BYTES); }
 };
 
-// Starts to load values into the second-level cache, to read them or, with WRITE = 1, to store.
+// Starts to load values into the cache, to read them or, with WRITE = 1, to store.
 template <int WRITE, class R>
 void prefetch(const R* from, int64_t count) {
-    constexpr int64_t cache_line = 64;
-    for (int64_t k = 0; k < count; k += cache_line / sizeof(R))
+    for (int64_t k = 0; k < count; k += CACHE_LINE / sizeof(R))
         __builtin_prefetch(from + k, WRITE, 2);
 }
 

@@ -26,7 +26,7 @@ struct Shape : ConvShape {
 // them: of values that are a multiple of 4096 bytes apart, few fit into the first-level cache.
 template <class R>
 constexpr int64_t point_step(int64_t count) {
-    return count + 64 / sizeof(R);
+    return count + CACHE_LINE / sizeof(R);
 }
 
 // B^T d B, with B^T = (1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1): transforms a 4x4 input tile.
