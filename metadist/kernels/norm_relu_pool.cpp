@@ -150,7 +150,8 @@ void double_backward(const Shape& s, const R* t, const R* t_weight, const R* t_b
     using V = typename L::Vector;
     using W = Window<R, WINDOW>;
     const int64_t C = s.channels, rows = s.rows(), pooled = s.out_rows();
-    Buffer<R> scale(C), shift(C), z_constant(C), z_slope(C), constant(C), by_t(C), by_z(C), slope(C);
+    Buffer<R> scale(C), shift(C), z_constant(C), z_slope(C);
+    Buffer<R> constant(C), by_t(C), by_z(C), slope(C);
     for (int64_t task = 0; task < s.tasks; ++task, t += rows * C, y += rows * C, dy += rows * C,
                  gradient += pooled * C, d_gradient += pooled * C, weight += C, bias += C,
                  mean += C, inverse += C, mean_z += C, mean_zh += C, t_weight += C, t_bias += C,
