@@ -135,7 +135,7 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
                 to[row - first] = output(row);
                 for (int64_t tap = 0; tap < taps; ++tap)
                     from[tap * ROWS + row - first] = input(row, tap);
-                const int64_t next = row + ROWS;
+                const int64_t next = row + ROWS;  // of the next block
                 if (next >= rows) continue;
                 prefetch<1>(output(next), width);
                 for (int64_t tap = 0; tap < taps; ++tap) prefetch<0>(input(next, tap), depth);
