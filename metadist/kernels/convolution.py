@@ -32,16 +32,11 @@ _MAX_VALUES = 48  # of inputs that an output is computed from, with few channels
 Pair = tuple[int, int]
 """Two numbers, for the vertical and the horizontal dimension."""
 
-GEOMETRY_FIELDS = int64_fields(
-    "kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w"
-)
-"""The fields of a `Geometry` in C++ structs."""
-
 
 class _ConvShape(Structure):
-    _fields_ = (
-        *int64_fields("tasks", "images", "height", "width", "in_channels", "out_channels"),
-        *GEOMETRY_FIELDS,
+    _fields_ = int64_fields(
+        *("tasks", "images", "height", "width", "in_channels", "out_channels"),
+        *("kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w"),
     )
 
 
@@ -62,7 +57,7 @@ class Geometry(NamedTuple):
 
 
 SAME = Geometry((3, 3), (1, 1), (1, 1))
-"""The geometry with outputs as large as the inputs, for which there are faster algorithms."""
+"""The 3×3 geometry with outputs as large as the inputs, for which there are faster algorithms."""
 
 
 def conv_shape(inputs: Tensor, out_channels: int, geometry: Geometry) -> Structure:

@@ -1,24 +1,18 @@
-// Unfold (im2col) and its transpose, fold (col2im). Images are (images, height, width, channels),
-// columns (images, out_height, out_width, kernel_height, kernel_width, channels).
+// Unfold (im2col) and its transpose, fold (col2im). Images are (images, height, width, in), columns
+// (images, height', width', out), with out values in a patch.
+
+#include "conv_shape.h"
 
 #include <algorithm>
 #include <cstdint>
 
 namespace {
 
-struct UnfoldShape {
-    int64_t images, height, width, channels;
-    int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
-    int64_t out_height() const { return (height + 2 * padding_h - kernel_h) / stride_h + 1; }
-    int64_t out_width() const { return (width + 2 * padding_w - kernel_w) / stride_w + 1; }
-    int64_t columns() const { return out_height() * out_width() * kernel_h * kernel_w * channels; }
-};
-
 // Calls `copy(offset in the image, offset in its columns, count)` for each contiguous span inside
 // the image, and `pad(offset in its columns, count)` for each span of padding.
 template <class Copy, class Pad>
-void for_each_span(const UnfoldShape& s, Copy copy, Pad pad) {
-    const int64_t C = s.channels;
+void for_each_span(const ConvShape& s, Copy copy, Pad pad) {
+    const int64_t C = s.in;
     int64_t to = 0;
     for (int64_t i = 0; i < s.out_height(); ++i)
         for (int64_t j = 0; j < s.out_width(); ++j) {
@@ -39,9 +33,9 @@ void for_each_span(const UnfoldShape& s, Copy copy, Pad pad) {
 }
 
 template <class R>
-void unfold(const UnfoldShape& s, const R* images, R* columns) {
-    const int64_t size = s.height * s.width * s.channels;
-    for (int64_t n = 0; n < s.images; ++n, images += size, columns += s.columns())
+void unfold(const ConvShape& s, const R* images, R* columns) {
+    const int64_t size = s.in_pixels() * s.in;
+    for (int64_t n = 0; n < s.images; ++n, images += size, columns += s.out_pixels() * s.out)
         for_each_span(
             s,
             [&](int64_t at, int64_t to, int64_t count) {
@@ -51,9 +45,9 @@ void unfold(const UnfoldShape& s, const R* images, R* columns) {
 }
 
 template <class R>
-void fold(const UnfoldShape& s, const R* columns, R* images) {
-    const int64_t size = s.height * s.width * s.channels;
-    for (int64_t n = 0; n < s.images; ++n, images += size, columns += s.columns()) {
+void fold(const ConvShape& s, const R* columns, R* images) {
+    const int64_t size = s.in_pixels() * s.in;
+    for (int64_t n = 0; n < s.images; ++n, images += size, columns += s.out_pixels() * s.out) {
         std::fill_n(images, size, R(0));
         for_each_span(
             s,
@@ -68,12 +62,12 @@ void fold(const UnfoldShape& s, const R* columns, R* images) {
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                         \
-    extern "C" void unfold_##SUFFIX(UnfoldShape s, const R* images, R* columns) { \
-        unfold(s, images, columns);                                               \
-    }                                                                             \
-    extern "C" void fold_##SUFFIX(UnfoldShape s, const R* columns, R* images) {   \
-        fold(s, columns, images);                                                 \
+#define EXPORT(R, SUFFIX)                                                       \
+    extern "C" void unfold_##SUFFIX(ConvShape s, const R* images, R* columns) { \
+        unfold(s, images, columns);                                             \
+    }                                                                           \
+    extern "C" void fold_##SUFFIX(ConvShape s, const R* columns, R* images) {   \
+        fold(s, columns, images);                                               \
     }
 
 EXPORT(float, f32)

@@ -1,21 +1,15 @@
 """Unfold (im2col) and fold (col2im), channels last."""
 
-from ctypes import Structure
-from itertools import chain
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.convolution import GEOMETRY_FIELDS, Geometry, Pair
-from metadist.kernels.loader import call, can_call, int64_fields
+from metadist.kernels.convolution import Geometry, Pair, conv_shape
+from metadist.kernels.loader import call, can_call
 
 _SOURCE = "unfold"
-
-
-class _UnfoldShape(Structure):
-    _fields_ = (*int64_fields("images", "height", "width", "channels"), *GEOMETRY_FIELDS)
 
 
 def unfold(inputs: Tensor, geometry: Geometry, native: bool) -> Tensor:
@@ -46,8 +40,8 @@ class _Unfold(Function):
                 f"{height}×{width} with padding {padding[0]}×{padding[1]}"
             )
         if native and can_call(_SOURCE, inputs):
-            shape = _UnfoldShape(*inputs.shape, *chain(*geometry))
             columns = inputs.new_empty(n, out_height, out_width, kernel[0] * kernel[1] * channels)
+            shape = conv_shape(inputs.unsqueeze(0), columns.shape[-1], geometry)
             call(_SOURCE, "unfold", inputs.dtype, shape, inputs, columns)
             return columns
         padded = F.pad(inputs, (0, 0, padding[1], padding[1], padding[0], padding[0])).contiguous()
@@ -75,7 +69,7 @@ class _Fold(Function):
         patches = columns.unflatten(3, (*kernel, -1))
         if native and can_call(_SOURCE, columns):
             images = columns.new_empty(n, *size, patches.shape[-1])
-            shape = _UnfoldShape(*images.shape, *chain(*geometry))
+            shape = conv_shape(images.unsqueeze(0), columns.shape[-1], geometry)
             call(_SOURCE, "fold", columns.dtype, shape, columns.contiguous(), images)
             return images
         (height, width), (pad_h, pad_w) = size, padding

@@ -113,7 +113,7 @@ class ImageFolder(DecodedImages):
             fractions = {"validation": self.fractions["validation"]}
         else:
             self.seed = None
-        self.drawn_splits = tuple(fractions)
+        self._drawn_splits = tuple(fractions)
         generator = np.random.default_rng(self.seed)
         total = len(indices["train"])
         for split, fraction in fractions.items():
@@ -137,10 +137,10 @@ class ImageFolder(DecodedImages):
         return indices
 
     def _more_classes(self, split: str) -> str:
-        options = [f"dataset.{drawn}_fraction" for drawn in self.drawn_splits]
+        options = [f"dataset.{drawn}_fraction" for drawn in self._drawn_splits]
         if split == "train" and options:
             return f", add classes, or lower {' or '.join(options)}"
-        if split in self.drawn_splits:
+        if split in self._drawn_splits:
             return f", add classes, or raise dataset.{split}_fraction"
         return " or add classes"
 
