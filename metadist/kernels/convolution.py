@@ -2,11 +2,11 @@
 
 PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
 these convolutions have one weight per task. They are in C++ for CPUs, and in Triton for batched
-tasks on GPUs (`convolution_gpu`). On CPUs, with many input and output channels and stride 1, a 3×3
-convolution is computed as a Winograd convolution, F(2×2, 3×3) of Lavin and Gray (2015,
-arXiv 1509.09308), equal to the direct convolution up to rounding. They are differentiable any
-number of times in reverse mode; forward-mode derivatives (`torch.autograd.forward_ad`) and
-`is_grads_batched` need layers with `native=False`.
+tasks on GPUs (`convolution_gpu`). On CPUs, with many input and output channels, a 3×3 convolution
+with stride 1, or with stride 2 and at least 6×6 outputs, takes fewer products by minimal filtering
+(Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308), equal to the direct convolution up to
+rounding. They are differentiable any number of times in reverse mode; forward-mode derivatives
+(`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
 """
 
 import math
@@ -28,6 +28,8 @@ from metadist.kernels.loader import (
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_VALUES = 48  # of inputs that an output is computed from, with few channels
+_MIN_STRIDED = 6
+"""The outputs along a dimension from which on minimal filtering with stride 2 is faster."""
 
 Pair = tuple[int, int]
 """Two numbers, for the vertical and the horizontal dimension."""
@@ -103,9 +105,10 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
 
 
 def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
-    source = _source(layer.in_channels, inputs, geometry_of(layer))
+    geometry, size = geometry_of(layer), (inputs.shape[-2], inputs.shape[-1])
+    source = _source(layer.in_channels, inputs, geometry, size)
     return (
-        layer.out_channels * inputs.element_size() % VECTOR_BYTES == 0
+        _fills_vectors(layer.out_channels, inputs)
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
         and can_call(source, inputs, layer.weight, layer.bias)
     )
@@ -113,10 +116,12 @@ def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
 
 def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:
     """Whether outputs are computed from few values, of inputs that require no grad, as images."""
-    geometry = geometry_of(layer)
-    few = _source(layer.in_channels, inputs, geometry) == _FEW_CHANNELS
-    values = layer.in_channels * math.prod(geometry.kernel)
-    return few and values <= _MAX_VALUES and not inputs.requires_grad
+    values = layer.in_channels * math.prod(layer.kernel_size)
+    return (
+        not _fills_vectors(layer.in_channels, inputs)
+        and values <= _MAX_VALUES
+        and not inputs.requires_grad
+    )
 
 
 def geometry_of(layer: nn.Conv2d) -> Geometry:
@@ -154,11 +159,19 @@ def _matches(inputs: Tensor, parameter: Tensor) -> bool:
     return parameter.dtype == inputs.dtype and parameter.device == inputs.device
 
 
-def _source(channels: int, inputs: Tensor, geometry: Geometry) -> str:
-    """The C++ file for a number of input channels."""
-    if channels * inputs.element_size() % VECTOR_BYTES:
+def _fills_vectors(channels: int, inputs: Tensor) -> bool:
+    return channels * inputs.element_size() % VECTOR_BYTES == 0
+
+
+def _source(channels: int, inputs: Tensor, geometry: Geometry, size: Pair) -> str:
+    """The C++ file for a number of input channels and a height and width of the inputs."""
+    if not _fills_vectors(channels, inputs):
         return _FEW_CHANNELS
-    return _WINOGRAD if geometry == SAME else _DIRECT
+    filtered = geometry.kernel == (3, 3) and max(geometry.padding) <= 1
+    counts = zip(geometry.stride, geometry.output_size(*size), strict=True)
+    if filtered and all(step == 1 or (step == 2 and n >= _MIN_STRIDED) for step, n in counts):
+        return _WINOGRAD
+    return _DIRECT
 
 
 def _call(
@@ -170,7 +183,8 @@ def _call(
 
         getattr(convolution_gpu, function)(*geometry, *map(in_memory, arguments))
         return
-    source = _source(inputs.shape[-1], inputs, geometry)
+    _, _, height, width, channels = inputs.shape
+    source = _source(channels, inputs, geometry, (height, width))
     shape = conv_shape(inputs, out_channels, geometry)
     call(source, function, inputs.dtype, shape, *arguments)
 

@@ -1,255 +1,630 @@
-// Winograd convolution, 3x3 with stride 1 and padding 1, as F(2x2, 3x3) of Lavin and Gray (2015,
-// arXiv 1509.09308): a 2x2 output tile takes 16 products per pair of channels instead of 36, and so
-// does the weight gradient. The numbers of channels are multiples of the vector length;
-// `conv_shape.h` has the layouts.
+// 3x3 convolution with strides of 1 or 2 and paddings of 0 or 1 by minimal filtering (Winograd,
+// 1980; Lavin and Gray, 2015, arXiv 1509.09308). The numbers of channels are multiples of the
+// vector length; `conv_shape.h` has the layouts.
+//
+// Along one dimension, a convolution is a sum of products of a point, which is a sum of inputs, and
+// a sum of taps. Two outputs with stride 1 take four products instead of six, F(2, 3). Three
+// outputs with stride 2 take seven instead of nine: F(3, 2) for the first and the last tap, which
+// multiply every other input, and the products of the middle tap. The outputs that remain are
+// computed tap by tap. In two dimensions, the points of a row are sums of the points of its inputs.
 
 #include "conv_shape.h"
 #include "vectors.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 namespace {
 
-constexpr int64_t BLOCK_TILES = 36;  // tiles whose 16 transformed values fit into the cache
-constexpr int POINTS = 16;
+constexpr int64_t BLOCK_BYTES = 1 << 17;  // of points that stay in the cache
+constexpr int64_t GRADIENT_BLOCK_BYTES = 1 << 18;  // fewer blocks add to all gradients by weights
+constexpr int64_t PART_ROWS = 12;         // rows that are multiplied between two prefetches
+constexpr int MOST_TERMS = 4;
 
-struct Shape : ConvShape {
-    int64_t tile_rows() const { return (height + 1) / 2; }
-    int64_t tile_columns() const { return (width + 1) / 2; }
-    int64_t tiles() const { return images * tile_rows() * tile_columns(); }
-    int64_t pixels() const { return images * in_pixels(); }
+// Sums of taps along one dimension: the first, middle and last tap, and half the sum and the
+// difference of the first and the last one, to which stride 1 adds half of the middle one, with the
+// sign of the last one.
+enum Type { FIRST, MIDDLE, LAST, SUM, DIFFERENCE, TYPES };
+
+template <class V>
+void sum_taps(const V (&taps)[3], int64_t stride, V (&types)[TYPES]) {
+    std::copy_n(taps, 3, types);
+    const V sum = (taps[0] + taps[2]) / 2;
+    types[SUM] = stride == 1 ? sum + taps[1] / 2 : sum;
+    types[DIFFERENCE] = stride == 1 ? sum - taps[1] / 2 : (taps[0] - taps[2]) / 2;
+}
+
+// The gradient by the taps from the gradient by their sums.
+template <class V>
+void tap_gradients(const V (&types)[TYPES], int64_t stride, V (&taps)[3]) {
+    const V even = (types[SUM] + types[DIFFERENCE]) / 2, odd = (types[SUM] - types[DIFFERENCE]) / 2;
+    taps[0] = types[FIRST] + even;
+    taps[1] = stride == 1 ? types[MIDDLE] + odd : types[MIDDLE];
+    taps[2] = types[LAST] + (stride == 1 ? even : odd);
+}
+
+struct Term {
+    int64_t index;
+    int sign;
+};
+using Terms = std::vector<Term>;
+
+// A linear map between the inputs, or outputs, and the points of one dimension.
+struct Map {
+    std::vector<Terms> of_point, of_pixel;
+    std::vector<int64_t> quads;  // points from which on there are a - c, b + c, c - b and d - b
+
+    explicit Map(int64_t pixels) : of_pixel(pixels) {}
+    void add_point(const Terms& terms) {
+        for (const Term& term : terms)
+            of_pixel[term.index].push_back({int64_t(of_point.size()), term.sign});
+        of_point.push_back(terms);
+    }
+    bool is_quad(int64_t point) const {
+        return std::binary_search(quads.begin(), quads.end(), point);
+    }
+    // The pixels a, b, c and d of a quad.
+    std::array<int64_t, 4> quad(int64_t point) const {
+        const Terms &first = of_point[point], &last = of_point[point + 3];
+        return {first[0].index, last[1].index, first[1].index, last[0].index};
+    }
 };
 
-// The distance between the matrices of `count` values of the 16 points. A cache line is between
-// them: of values that are a multiple of 4096 bytes apart, few fit into the first-level cache.
-template <class R>
-constexpr int64_t point_step(int64_t count) {
-    return count + CACHE_LINE / sizeof(R);
-}
+// The points of one dimension.
+struct Points {
+    std::vector<Type> types;
+    std::vector<int64_t> places;  // of a point among those of its type
+    std::vector<int64_t> ends;    // of groups of points; an output is computed from one group
+    int64_t counts[TYPES] = {};
+    Map inputs, outputs;
 
-// B^T d B, with B^T = (1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1): transforms a 4x4 input tile.
-template <class V>
-void transform_input(V (&d)[POINTS]) {
-    auto transform = [](V& a, V& b, V& c, V& e) {
-        const V first = a - c, second = b + c, third = c - b, last = b - e;
-        a = first, b = second, c = third, e = last;
-    };
-    for (int j = 0; j < 4; ++j) transform(d[j], d[4 + j], d[8 + j], d[12 + j]);
-    for (int i = 0; i < 16; i += 4) transform(d[i], d[i + 1], d[i + 2], d[i + 3]);
-}
-
-// A^T m A, with A^T = (1 1 1 0; 0 1 -1 -1): the 2x2 output tile from the products.
-template <class V>
-void transform_products(const V (&m)[POINTS], V (&y)[4]) {
-    V rows[8];
-    for (int j = 0; j < 4; ++j) {
-        rows[j] = m[j] + m[4 + j] + m[8 + j];
-        rows[4 + j] = m[4 + j] - m[8 + j] - m[12 + j];
-    }
-    for (int i = 0; i < 2; ++i) {
-        const V* row = rows + 4 * i;
-        y[2 * i] = row[0] + row[1] + row[2];
-        y[2 * i + 1] = row[1] - row[2] - row[3];
-    }
-}
-
-// A y A^T: the gradient by the products from the gradient by the outputs.
-template <class V>
-void transform_gradient(const V (&y)[4], V (&m)[POINTS]) {
-    auto transform = [](V a, V b, V* to, int step) {
-        to[0] = a, to[step] = a + b, to[2 * step] = a - b, to[3 * step] = -b;
-    };
-    V rows[8];  // 4x2
-    for (int j = 0; j < 2; ++j) transform(y[j], y[2 + j], rows + j, 2);
-    for (int i = 0; i < 4; ++i) transform(rows[2 * i], rows[2 * i + 1], m + 4 * i, 1);
-}
-
-// G g G^T, with G = (1 0 0; .5 .5 .5; .5 -.5 .5; 0 0 1): transforms a 3x3 weight.
-template <class V>
-void transform_weight(const V (&g)[9], V (&u)[POINTS]) {
-    auto transform = [](V a, V b, V c, V* to, int step) {
-        const V even = (a + c) / 2, odd = b / 2;
-        to[0] = a, to[step] = even + odd, to[2 * step] = even - odd, to[3 * step] = c;
-    };
-    V rows[12];  // 4x3
-    for (int j = 0; j < 3; ++j) transform(g[j], g[3 + j], g[6 + j], rows + j, 3);
-    for (int i = 0; i < 4; ++i)
-        transform(rows[3 * i], rows[3 * i + 1], rows[3 * i + 2], u + 4 * i, 1);
-}
-
-// G^T u G: the gradient by the weight from the gradient by the transformed weight.
-template <class V>
-void transform_weight_gradient(const V (&u)[POINTS], V (&g)[9]) {
-    auto transform = [](V a, V b, V c, V d, V* to, int step) {
-        const V even = (b + c) / 2;
-        to[0] = a + even, to[step] = (b - c) / 2, to[2 * step] = even + d;
-    };
-    V rows[12];  // 3x4
-    for (int j = 0; j < 4; ++j) transform(u[j], u[4 + j], u[8 + j], u[12 + j], rows + j, 4);
-    for (int i = 0; i < 3; ++i) {
-        const V* row = rows + 4 * i;
-        transform(row[0], row[1], row[2], row[3], g + 3 * i, 1);
-    }
-}
-
-// Pixel indices of a SIDE x SIDE tile within a task's images; -1 outside the image.
-template <int SIDE>
-void tile_pixels(const Shape& s, int64_t tile, int64_t padding, int64_t (&at)[SIDE * SIDE]) {
-    const int64_t n = tile / (s.tile_rows() * s.tile_columns()),
-                  in_image = tile % (s.tile_rows() * s.tile_columns());
-    const int64_t top = in_image / s.tile_columns() * 2 - padding,
-                  left = in_image % s.tile_columns() * 2 - padding;
-    for (int64_t i = 0; i < SIDE; ++i)
-        for (int64_t j = 0; j < SIDE; ++j) {
-            const int64_t row = top + i, column = left + j;
-            const bool inside = 0 <= row && row < s.height && 0 <= column && column < s.width;
-            at[i * SIDE + j] = inside ? (n * s.height + row) * s.width + column : -1;
+    Points(int64_t size, int64_t out_size, int64_t stride, int64_t padding)
+        : inputs(size), outputs(out_size) {
+        const int64_t tile = stride == 1 ? 2 : 3;
+        int64_t out = 0;
+        for (; out < out_size % tile; ++out) {
+            const int64_t first = out * stride - padding;
+            for (const Type tap : {FIRST, MIDDLE, LAST}) add(tap, {{first + tap, 1}}, {{out, 1}});
+            ends.push_back(count());
         }
-}
-
-// Transforms `count` tiles from `first` on, to a matrix of (BLOCK_TILES, channels) for each point.
-template <class R, int SIDE, class Transform>
-void transform_tiles(const Shape& s, const R* inputs, int64_t channels, int64_t first,
-                     int64_t count, Transform transform, R* to) {
-    using L = Lanes<R>;
-    using V = typename L::Vector;
-    const int64_t step = point_step<R>(BLOCK_TILES * channels);
-    for (int64_t tile = 0; tile < count; ++tile) {
-        int64_t at[SIDE * SIDE];
-        tile_pixels<SIDE>(s, first + tile, SIDE / 4, at);
-        for (int64_t c = 0; c < channels; c += L::count) {
-            V pixels[SIDE * SIDE], points[POINTS];
-            for (int p = 0; p < SIDE * SIDE; ++p)
-                pixels[p] = at[p] < 0 ? V{} : L::load(inputs + at[p] * channels + c);
-            transform(pixels, points);
-            for (int k = 0; k < POINTS; ++k)
-                L::store(to + k * step + tile * channels + c, points[k]);
+        for (; out < out_size; out += tile) {
+            const int64_t last = out + tile - 1, a = out * stride - padding, b = a + stride,
+                          c = b + stride, d = c + stride;
+            if (a >= 0 && d < size) inputs.quads.push_back(count());
+            add(FIRST, {{a, 1}, {c, -1}}, {{out, 1}});
+            if (stride == 1) {
+                add(SUM, {{b, 1}, {c, 1}}, {{out, 1}, {last, 1}});
+                add(DIFFERENCE, {{c, 1}, {b, -1}}, {{out, 1}, {last, -1}});
+            } else {
+                add(SUM, {{b, 1}, {c, 1}}, {{out, 1}, {out + 1, 1}, {last, 1}});
+                add(DIFFERENCE, {{c, 1}, {b, -1}}, {{out, 1}, {out + 1, -1}, {last, 1}});
+            }
+            add(LAST, {{d, 1}, {b, -1}}, {{last, 1}});
+            for (int64_t i = 0; stride == 2 && i < tile; ++i)
+                add(MIDDLE, {{a + 2 * i + 1, 1}}, {{out + i, 1}});
+            ends.push_back(count());
         }
     }
+
+    int64_t count() const { return types.size(); }
+
+   private:
+    // Adds a point, unless its inputs are in the padding.
+    void add(Type type, Terms ins, const Terms& outs) {
+        const int64_t size = inputs.of_pixel.size();
+        auto outside = [&](const Term& term) { return term.index < 0 || term.index >= size; };
+        ins.erase(std::remove_if(ins.begin(), ins.end(), outside), ins.end());
+        if (ins.empty()) return;
+        inputs.add_point(ins);
+        outputs.add_point(outs);
+        types.push_back(type);
+        places.push_back(counts[type]++);
+    }
+};
+
+// The points of an image, of which a row has those of each type one after another.
+struct Grid {
+    const Points rows, columns;
+    int64_t starts[TYPES];  // of the columns of a type
+
+    explicit Grid(const ConvShape& s)
+        : rows(s.height, s.out_height(), s.stride_h, s.padding_h),
+          columns(s.width, s.out_width(), s.stride_w, s.padding_w) {
+        int64_t start = 0;
+        for (int u = 0; u < TYPES; start += columns.counts[u++]) starts[u] = start;
+    }
+};
+
+// Rows of points [begin, end), counted over the images of a task.
+struct Block {
+    int64_t begin, end;
+    int64_t before[TYPES], count[TYPES];  // rows of a type before the block, and in it
+};
+
+// Splits the rows of a task, between groups, into blocks of about `most` rows.
+std::vector<Block> split_rows(const Points& rows, int64_t images, int64_t most) {
+    std::vector<Block> blocks;
+    Block block{};
+    auto close = [&](int64_t end) {
+        for (block.end = block.begin; block.end < end; ++block.end)
+            ++block.count[rows.types[block.end % rows.count()]];
+        blocks.push_back(block);
+        for (int t = 0; t < TYPES; ++t) block.before[t] += block.count[t], block.count[t] = 0;
+        block.begin = end;
+    };
+    int64_t previous = 0;
+    for (int64_t image = 0; image < images; ++image)
+        for (int64_t end : rows.ends) {
+            end += image * rows.count();
+            if (end - block.begin > most && previous > block.begin) close(previous);
+            previous = end;
+        }
+    if (previous > block.begin) close(previous);
+    return blocks;
 }
 
+// The points of a block: a matrix (points, channels) for each type of rows and columns.
 template <class R>
-void transform_inputs(const Shape& s, const R* inputs, int64_t first, int64_t count, R* to) {
-    using V = typename Lanes<R>::Vector;
-    transform_tiles<R, 4>(
-        s, inputs, s.in, first, count,
-        [](const V(&pixels)[POINTS], V(&points)[POINTS]) {
-            std::copy(pixels, pixels + POINTS, points);
-            transform_input(points);
-        },
-        to);
+class Matrices {
+   public:
+    Matrices(const Grid& grid, const std::vector<Block>& blocks, int64_t channels)
+        : grid(grid), channels(channels), memory(size(blocks)) {}
+
+    void use(const Block& given) {
+        block = &given;
+        int64_t start = 0;
+        for (int t = 0; t < TYPES; ++t)
+            for (int u = 0; u < TYPES; ++u) {
+                starts[t][u] = start;
+                start += count(t, u) * channels + GAP;
+            }
+    }
+    int64_t count(int t, int u) const { return block->count[t] * grid.columns.counts[u]; }
+    R* matrix(int t, int u) const { return memory + starts[t][u]; }
+    // The points in a row of an image whose columns have a type.
+    R* row(int64_t image, int64_t point, int u) const {
+        const int t = grid.rows.types[point];
+        const int64_t before = image * grid.rows.counts[t] - block->before[t];
+        return matrix(t, u) +
+               (before + grid.rows.places[point]) * grid.columns.counts[u] * channels;
+    }
+
+   private:
+    // Of values that are a multiple of 4096 bytes apart, few fit into the first-level cache.
+    static constexpr int64_t GAP = CACHE_LINE / sizeof(R);
+
+    int64_t size(const std::vector<Block>& blocks) const {
+        int64_t most = 0;
+        for (const Block& block : blocks) most = std::max(most, block.end - block.begin);
+        return most * grid.columns.count() * channels + TYPES * TYPES * GAP;
+    }
+
+    const Grid& grid;
+    const int64_t channels;
+    const Block* block = nullptr;
+    int64_t starts[TYPES][TYPES];
+    Buffer<R> memory;
+};
+
+// to[k] = start[k] + sum over sources i < COUNT of signs[i] sources[i][k]; `start` may be null.
+template <class R, int COUNT>
+void add_up(const R* const* sources, const int* signs, int64_t count, const R* start, R* to) {
+    using L = Lanes<R>;
+    R factors[COUNT + 1];
+    for (int i = 0; i < COUNT; ++i) factors[i] = signs[i];
+    for (int64_t k = 0; k < count; k += L::count) {
+        typename L::Vector sum = start ? L::load(start + k) : typename L::Vector{};
+        for (int i = 0; i < COUNT; ++i) sum += factors[i] * L::load(sources[i] + k);
+        L::store(to + k, sum);
+    }
 }
 
-// The convolution, or the transposed convolution with the same weight, (tasks, 3, 3, in, out) or
-// (tasks, 3, 3, out, in). The bias is (tasks, channels of the outputs) or null.
+// The points of a quad; see `Map`.
 template <class R>
-void convolve(const Shape& s, bool transposed, const R* inputs, const R* weight, const R* bias,
-              R* outputs) {
+void store_quad(const R* a, const R* b, const R* c, const R* d, int64_t count, R* const (&to)[4]) {
+    using L = Lanes<R>;
+    for (int64_t k = 0; k < count; k += L::count) {
+        const auto bk = L::load(b + k), ck = L::load(c + k);
+        L::store(to[0] + k, L::load(a + k) - ck);
+        L::store(to[1] + k, bk + ck);
+        L::store(to[2] + k, ck - bk);
+        L::store(to[3] + k, L::load(d + k) - bk);
+    }
+}
+
+// The sum of rows, which are given by [begin, end) and a function of a term's index.
+template <class R, class Source>
+void add_rows(const Term* begin, const Term* end, int64_t count, Source source, R* to) {
+    const R* sources[MOST_TERMS];
+    int signs[MOST_TERMS], terms = 0;
+    for (; begin < end; ++begin)
+        sources[terms] = source(begin->index), signs[terms++] = begin->sign;
+    (terms == 4   ? add_up<R, 4>
+     : terms == 3 ? add_up<R, 3>
+     : terms == 2 ? add_up<R, 2>
+     : terms == 1 ? add_up<R, 1>
+                  : add_up<R, 0>)(sources, signs, count, nullptr, to);
+}
+
+// Sums of pixels, or points, of a row, by the number of terms.
+template <class R>
+class RowSums {
+    using L = Lanes<R>;
+
+   public:
+    explicit RowSums(int64_t channels) : channels(channels) {}
+
+    // Adds a sum that is stored at a place in one of several arrays.
+    void add(int array, int64_t place, const Terms& terms) {
+        Item item{array, place * channels, {}, {}};
+        for (size_t i = 0; i < terms.size(); ++i)
+            item.from[i] = terms[i].index * channels, item.factors[i] = R(terms[i].sign);
+        items[terms.size()].push_back(item);
+    }
+
+    // Adds the points of a quad; see `Map`.
+    void add_quad(const Type* types, const int64_t* places, std::array<int64_t, 4> pixels) {
+        Quad quad;
+        for (int i = 0; i < 4; ++i) {
+            quad.arrays[i] = types[i];
+            quad.to[i] = places[i] * channels;
+            quad.from[i] = pixels[i] * channels;
+        }
+        quads.push_back(quad);
+    }
+
+    // Stores the sums plus `bias`, which may be null, or adds them to what the arrays have.
+    void store(const R* row, const R* bias, bool add, R* const* arrays) const {
+        store_items<0>(row, bias, add, arrays);
+        store_items<1>(row, bias, add, arrays);
+        store_items<2>(row, bias, add, arrays);
+        store_items<3>(row, bias, add, arrays);
+        store_items<4>(row, bias, add, arrays);
+        for (const Quad& q : quads) {
+            R* to[4];
+            for (int i = 0; i < 4; ++i) to[i] = arrays[q.arrays[i]] + q.to[i];
+            store_quad(row + q.from[0], row + q.from[1], row + q.from[2], row + q.from[3],
+                       channels, to);
+        }
+    }
+
+   private:
+    struct Item {
+        int array;
+        int64_t to, from[MOST_TERMS];
+        R factors[MOST_TERMS];
+    };
+    struct Quad {
+        int arrays[4];
+        int64_t to[4], from[4];
+    };
+
+    template <int COUNT>
+    void store_items(const R* row, const R* bias, bool add, R* const* arrays) const {
+        for (const Item& item : items[COUNT]) {
+            R* to = arrays[item.array] + item.to;
+            const R* start = add ? to : bias;
+#pragma GCC unroll 4
+            for (int64_t c = 0; c < channels; c += L::count) {
+                typename L::Vector sum = start ? L::load(start + c) : typename L::Vector{};
+                for (int i = 0; i < COUNT; ++i)
+                    sum += item.factors[i] * L::load(row + item.from[i] + c);
+                L::store(to + c, sum);
+            }
+        }
+    }
+
+    const int64_t channels;
+    std::vector<Item> items[MOST_TERMS + 1];
+    std::vector<Quad> quads;
+};
+
+// The inputs or outputs of the images of a task, and how points are computed from them and they
+// from points.
+template <class R>
+class Side {
+   public:
+    Side(const Grid& grid, const Map& rows, const Map& columns, int64_t channels)
+        : channels(channels),
+          height(rows.of_pixel.size()),
+          width(columns.of_pixel.size()),
+          grid(grid),
+          rows(rows),
+          to_points(channels),
+          from_points(channels),
+          row(std::max(4 * width, grid.columns.count()) * channels) {
+        const Points& points = grid.columns;
+        for (int64_t point = 0; point < points.count(); ++point)
+            if (columns.is_quad(point)) {
+                to_points.add_quad(&points.types[point], &points.places[point],
+                                   columns.quad(point));
+                point += 3;
+            } else {
+                to_points.add(points.types[point], points.places[point], columns.of_point[point]);
+            }
+        for (int64_t pixel = 0; pixel < width; ++pixel) {
+            Terms terms = columns.of_pixel[pixel];
+            for (Term& term : terms)
+                term.index = grid.starts[points.types[term.index]] + points.places[term.index];
+            from_points.add(0, pixel, terms);
+        }
+    }
+
+    // The rows of the images that the points of a block belong to.
+    template <class Pointer>
+    std::pair<Pointer, Pointer> rows_of(const Block& block, Pointer images) const {
+        auto of_point = [&](int64_t point, bool last) {
+            const Terms& terms = rows.of_point[point % grid.rows.count()];
+            const auto [least, most] = std::minmax_element(
+                terms.begin(), terms.end(),
+                [](const Term& a, const Term& b) { return a.index < b.index; });
+            const int64_t image = point / grid.rows.count();
+            return images + (image * height + (last ? most->index + 1 : least->index)) * row_size();
+        };
+        return {of_point(block.begin, false), of_point(block.end - 1, true)};
+    }
+
+    void compute_points(const Block& block, const R* images, const Matrices<R>& points) const {
+        R* const sums[4] = {row, row + row_size(), row + 2 * row_size(), row + 3 * row_size()};
+        for (int64_t at = block.begin; at < block.end; ++at) {
+            const int64_t image = at / grid.rows.count(), point = at % grid.rows.count();
+            const Terms& terms = rows.of_point[point];
+            auto source = [&](int64_t pixel) {
+                return images + (image * height + pixel) * row_size();
+            };
+            auto store = [&](int64_t point, const R* sum) {
+                R* arrays[TYPES];
+                for (int u = 0; u < TYPES; ++u) arrays[u] = points.row(image, point, u);
+                to_points.store(sum, nullptr, false, arrays);
+            };
+            if (rows.is_quad(point)) {
+                const auto [a, b, c, d] = rows.quad(point);
+                store_quad(source(a), source(b), source(c), source(d), row_size(), sums);
+                for (int i = 0; i < 4; ++i) store(point + i, sums[i]);
+                at += 3;
+            } else if (terms.size() == 1 && terms[0].sign == 1) {
+                store(point, source(terms[0].index));
+            } else {
+                add_rows(terms.data(), terms.data() + terms.size(), row_size(), source, sums[0]);
+                store(point, sums[0]);
+            }
+        }
+    }
+
+    // A row of pixels is stored with the first block that has points of it; those of further blocks
+    // are added. The bias may be null.
+    void compute_pixels(const Block& block, const Matrices<R>& points, const R* bias,
+                        R* images) const {
+        const int64_t per_image = grid.rows.count();
+        for (int64_t image = block.begin / per_image; image * per_image < block.end; ++image) {
+            const int64_t begin = block.begin - image * per_image,
+                          end = block.end - image * per_image;
+            for (int64_t pixel = 0; pixel < height; ++pixel) {
+                const Terms& terms = rows.of_pixel[pixel];
+                const Term *first = terms.data(), *last = first + terms.size();
+                while (first < last && first->index < begin) ++first;
+                while (first < last && last[-1].index >= end) --last;
+                if (first == last && !(terms.empty() && begin <= 0)) continue;
+                for (int u = 0; u < TYPES; ++u)
+                    if (const int64_t count = grid.columns.counts[u] * channels)
+                        add_rows(
+                            first, last, count,
+                            [&](int64_t point) { return points.row(image, point, u); },
+                            row + grid.starts[u] * channels);
+                R* to = images + (image * height + pixel) * row_size();
+                from_points.store(row, bias, first > terms.data(), &to);
+            }
+        }
+    }
+
+    int64_t size(int64_t count) const { return count * height * row_size(); }
+
+    const int64_t channels;
+
+   private:
+    int64_t row_size() const { return width * channels; }
+
+    const int64_t height, width;
+    const Grid& grid;
+    const Map& rows;
+    RowSums<R> to_points, from_points;
+    Buffer<R> row;
+};
+
+// Values to prefetch in equal parts.
+template <class R, int WRITE>
+class Ahead {
+   public:
+    Ahead() = default;
+    explicit Ahead(std::pair<const R*, const R*> range) : from(range.first), to(range.second) {}
+    void prefetch_part(int64_t parts) {
+        const int64_t count = (to - from) / parts;
+        prefetch<WRITE>(from, count);
+        from += count;
+    }
+
+   private:
+    const R *from = nullptr, *to = nullptr;
+};
+
+template <class R>
+class Convolution {
     using L = Lanes<R>;
     using V = typename L::Vector;
-    const int64_t weight_step = point_step<R>(s.in * s.out),
-                  in_step = point_step<R>(BLOCK_TILES * s.in),
-                  out_step = point_step<R>(BLOCK_TILES * s.out);
-    Buffer<R> packed_weight(POINTS * weight_step), points(POINTS * in_step),
-        sums(POINTS * out_step);
-    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
-                 outputs += s.pixels() * s.out, weight += s.in * s.out * 9,
-                 bias += bias ? s.out : 0) {
-        for (int64_t in = 0; in < s.in; ++in)
-            for (int64_t out = 0; out < s.out; out += L::count) {
-                V taps[9], transformed[POINTS];
-                for (int p = 0; p < 9; ++p) {
-                    const R* tap = weight + (transposed ? 8 - p : p) * s.in * s.out;
-                    if (!transposed)
-                        taps[p] = L::load(tap + in * s.out + out);
-                    else
-                        for (int64_t l = 0; l < L::count; ++l)
-                            taps[p][l] = tap[(out + l) * s.in + in];
+
+   public:
+    Convolution(const ConvShape& s, int64_t block_bytes)
+        : s(s),
+          grid(s),
+          blocks(split_rows(
+              grid.rows, s.images,
+              block_bytes / (grid.columns.count() * std::max(s.in, s.out) * int64_t(sizeof(R))))),
+          inputs(grid, grid.rows.inputs, grid.columns.inputs, s.in),
+          outputs(grid, grid.rows.outputs, grid.columns.outputs, s.out),
+          in_points(grid, blocks, s.in),
+          out_points(grid, blocks, s.out),
+          packed(TYPES * TYPES * weight_step()) {}
+
+    void convolve(const R* values, const R* weight, const R* bias, R* results) {
+        for (int64_t task = 0; task < s.tasks; ++task) {
+            multiply_by(weight, inputs, in_points, values, bias, outputs, out_points, results);
+            values += inputs.size(s.images), results += outputs.size(s.images);
+            weight += 9 * s.in * s.out, bias += bias ? s.out : 0;
+        }
+    }
+
+    void conv_transpose(const R* gradient, const R* weight, R* results) {
+        Buffer<R> transposed(9 * s.in * s.out);
+        for (int64_t task = 0; task < s.tasks; ++task) {
+            for (int64_t at = 0; at < 9 * s.in * s.out; at += s.in * s.out)
+                transpose(weight + at, s.in, s.out, transposed + at);
+            multiply_by(+transposed, outputs, out_points, gradient, nullptr, inputs, in_points,
+                        results);
+            gradient += outputs.size(s.images), results += inputs.size(s.images);
+            weight += 9 * s.in * s.out;
+        }
+    }
+
+    // The gradients with respect to weight and bias of <gradient, convolution of the values>.
+    void weight_grad(const R* values, const R* gradient, R* weight, R* bias) {
+        for (int64_t task = 0; task < s.tasks; ++task) {
+            std::fill_n(+packed, TYPES * TYPES * weight_step(), R(0));
+            std::fill_n(bias, s.out, R(0));
+            for (const Block& block : blocks) {
+                in_points.use(block), out_points.use(block);
+                inputs.compute_points(block, values, in_points);
+                outputs.compute_points(block, gradient, out_points);
+                for (auto [at, end] = outputs.rows_of(block, gradient); at < end; at += s.out)
+                    for (int64_t c = 0; c < s.out; c += L::count)
+                        L::store(bias + c, L::load(bias + c) + L::load(at + c));
+                auto next_values = next_rows(inputs, block, values);
+                auto next_gradient = next_rows(outputs, block, gradient);
+                int64_t parts = 0;
+                for_each_pair([&](int, int) { parts += parts_of(s.in); });
+                for_each_pair([&](int t, int u) {
+                    R* sums = packed + weight_at(t, u);
+                    for (int64_t row = 0; row < s.in; row += PART_ROWS, --parts) {
+                        next_values.prefetch_part(parts);
+                        next_gradient.prefetch_part(parts);
+                        multiply<R, 6>(std::min(PART_ROWS, s.in - row), sums + row * s.out, s.out,
+                                       in_points.matrix(t, u) + row, 1, s.in,
+                                       out_points.matrix(t, u), s.out, in_points.count(t, u),
+                                       sums + row * s.out);
+                    }
+                });
+            }
+            store_gradient(weight);
+            values += inputs.size(s.images), gradient += outputs.size(s.images);
+            weight += 9 * s.in * s.out, bias += s.out;
+        }
+    }
+
+   private:
+    // Computes the images of one side of a task from those of the other, with a weight of
+    // (3, 3, channels of `from`, channels of `to`).
+    void multiply_by(const R* weight, const Side<R>& from, Matrices<R>& from_points,
+                     const R* values, const R* bias, const Side<R>& to, Matrices<R>& to_points,
+                     R* results) {
+        pack_weight(weight);
+        for (const Block& block : blocks) {
+            from_points.use(block), to_points.use(block);
+            from.compute_points(block, values, from_points);
+            auto next_values = next_rows(from, block, values);
+            Ahead<R, 1> own_results(to.template rows_of<const R*>(block, results));
+            int64_t parts = 0;
+            for_each_pair([&](int t, int u) { parts += parts_of(from_points.count(t, u)); });
+            for_each_pair([&](int t, int u) {
+                const int64_t count = from_points.count(t, u);
+                for (int64_t row = 0; row < count; row += PART_ROWS, --parts) {
+                    next_values.prefetch_part(parts);
+                    own_results.prefetch_part(parts);
+                    multiply<R, 6>(std::min(PART_ROWS, count - row), nullptr, 0,
+                                   from_points.matrix(t, u) + row * from.channels, from.channels,
+                                   1, packed + weight_at(t, u), to.channels, from.channels,
+                                   to_points.matrix(t, u) + row * to.channels);
                 }
-                transform_weight(taps, transformed);
-                for (int k = 0; k < POINTS; ++k)
-                    L::store(packed_weight + k * weight_step + in * s.out + out, transformed[k]);
-            }
-        for (int64_t first = 0; first < s.tiles(); first += BLOCK_TILES) {
-            const int64_t count = std::min(BLOCK_TILES, s.tiles() - first);
-            transform_inputs(s, inputs, first, count, +points);
-            for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 6>(count, nullptr, 0, points + k * in_step, s.in, 1,
-                               packed_weight + k * weight_step, s.out, s.in, sums + k * out_step);
-            for (int64_t tile = 0; tile < count; ++tile) {
-                int64_t at[4];
-                tile_pixels<2>(s, first + tile, 0, at);
-                for (int64_t c = 0; c < s.out; c += L::count) {
-                    V products[POINTS], pixels[4];
-                    for (int k = 0; k < POINTS; ++k)
-                        products[k] = L::load(sums + k * out_step + tile * s.out + c);
-                    transform_products(products, pixels);
-                    const V shift = bias ? L::load(bias + c) : V{};
-                    for (int p = 0; p < 4; ++p)
-                        if (at[p] >= 0) L::store(outputs + at[p] * s.out + c, pixels[p] + shift);
-                }
-            }
+            });
+            to.compute_pixels(block, to_points, bias, results);
         }
     }
-}
 
-// The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
-template <class R>
-void weight_grad(const Shape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
-    using L = Lanes<R>;
-    using V = typename L::Vector;
-    const int64_t weight_step = point_step<R>(s.in * s.out),
-                  in_step = point_step<R>(BLOCK_TILES * s.in),
-                  out_step = point_step<R>(BLOCK_TILES * s.out);
-    Buffer<R> points(POINTS * in_step), grad_points(POINTS * out_step), sums(POINTS * weight_step);
-    for (int64_t task = 0; task < s.tasks; ++task, inputs += s.pixels() * s.in,
-                 gradient += s.pixels() * s.out, weight += s.in * s.out * 9, bias += s.out) {
-        std::fill_n(+sums, POINTS * weight_step, R(0));
-        std::fill_n(bias, s.out, R(0));
-        for (int64_t first = 0; first < s.tiles(); first += BLOCK_TILES) {
-            const int64_t count = std::min(BLOCK_TILES, s.tiles() - first);
-            transform_inputs(s, inputs, first, count, +points);
-            transform_tiles<R, 2>(
-                s, gradient, s.out, first, count,
-                [](const V(&pixels)[4], V(&points)[POINTS]) { transform_gradient(pixels, points); },
-                +grad_points);
-            const R* tile_sums = grad_points + 5 * out_step;  // (A y A^T)[1][1] is a tile's sum
-            for (int64_t tile = 0; tile < count; ++tile)
-                for (int64_t c = 0; c < s.out; c += L::count)
-                    L::store(bias + c, L::load(bias + c) + L::load(tile_sums + tile * s.out + c));
-            for (int64_t k = 0; k < POINTS; ++k)
-                multiply<R, 6>(s.in, sums + k * weight_step, s.out, points + k * in_step, 1, s.in,
-                               grad_points + k * out_step, s.out, count, sums + k * weight_step);
-        }
-        for (int64_t in = 0; in < s.in; ++in)
-            for (int64_t out = 0; out < s.out; out += L::count) {
-                V transformed[POINTS], taps[9];
-                for (int k = 0; k < POINTS; ++k)
-                    transformed[k] = L::load(sums + k * weight_step + in * s.out + out);
-                transform_weight_gradient(transformed, taps);
-                for (int p = 0; p < 9; ++p)
-                    L::store(weight + (p * s.in + in) * s.out + out, taps[p]);
-            }
+    // The rows that the points of the next block are computed from.
+    Ahead<R, 0> next_rows(const Side<R>& side, const Block& block, const R* images) const {
+        const bool last = &block == &blocks.back();
+        return last ? Ahead<R, 0>() : Ahead<R, 0>(side.rows_of((&block)[1], images));
     }
-}
+
+    static int64_t parts_of(int64_t rows) { return (rows + PART_ROWS - 1) / PART_ROWS; }
+    int64_t weight_step() const { return s.in * s.out + CACHE_LINE / sizeof(R); }
+    int64_t weight_at(int t, int u) const { return (t * TYPES + u) * weight_step(); }
+
+    // Calls a function of the types of rows and columns of which there are points.
+    template <class Function>
+    void for_each_pair(Function function) const {
+        for (int t = 0; t < TYPES; ++t)
+            for (int u = 0; u < TYPES; ++u)
+                if (grid.rows.counts[t] && grid.columns.counts[u]) function(t, u);
+    }
+
+    void pack_weight(const R* weight) {
+        const int64_t step = s.in * s.out;
+        for (int64_t at = 0; at < step; at += L::count) {
+            V rows[3][TYPES], types[TYPES];
+            for (int i = 0; i < 3; ++i) {
+                const R* taps = weight + 3 * i * step + at;
+                sum_taps<V>({L::load(taps), L::load(taps + step), L::load(taps + 2 * step)},
+                            s.stride_w, rows[i]);
+            }
+            for (int u = 0; u < TYPES; ++u) {
+                if (!grid.columns.counts[u]) continue;
+                sum_taps<V>({rows[0][u], rows[1][u], rows[2][u]}, s.stride_h, types);
+                for (int t = 0; t < TYPES; ++t)
+                    if (grid.rows.counts[t]) L::store(packed + weight_at(t, u) + at, types[t]);
+            }
+        }
+    }
+
+    void store_gradient(R* weight) const {
+        const int64_t step = s.in * s.out;
+        for (int64_t at = 0; at < step; at += L::count) {
+            V columns[3][TYPES], types[TYPES], taps[3];
+            for (int t = 0; t < TYPES; ++t) {
+                for (int u = 0; u < TYPES; ++u) types[u] = L::load(packed + weight_at(t, u) + at);
+                tap_gradients<V>(types, s.stride_w, taps);
+                for (int j = 0; j < 3; ++j) columns[j][t] = taps[j];
+            }
+            for (int j = 0; j < 3; ++j) {
+                tap_gradients<V>(columns[j], s.stride_h, taps);
+                for (int i = 0; i < 3; ++i) L::store(weight + (3 * i + j) * step + at, taps[i]);
+            }
+        }
+    }
+
+    const ConvShape s;
+    const Grid grid;
+    const std::vector<Block> blocks;
+    const Side<R> inputs, outputs;
+    Matrices<R> in_points, out_points;
+    Buffer<R> packed;  // a weight, or its gradient, for each type of rows and columns
+};
 
 }  // namespace
 
 #define EXPORT(R, SUFFIX)                                                                        \
-    extern "C" void convolve_##SUFFIX(Shape s, const R* inputs, const R* weight, const R* bias,  \
-                                      R* outputs) {                                              \
-        convolve(s, false, inputs, weight, bias, outputs);                                       \
+    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight,             \
+                                      const R* bias, R* outputs) {                               \
+        Convolution<R>(s, BLOCK_BYTES).convolve(inputs, weight, bias, outputs);                  \
     }                                                                                            \
-    extern "C" void conv_transpose_##SUFFIX(Shape s, const R* gradient, const R* weight,         \
+    extern "C" void conv_transpose_##SUFFIX(ConvShape s, const R* gradient, const R* weight,     \
                                             R* inputs) {                                         \
-        std::swap(s.in, s.out);                                                                  \
-        convolve<R>(s, true, gradient, weight, nullptr, inputs);                                 \
+        Convolution<R>(s, BLOCK_BYTES).conv_transpose(gradient, weight, inputs);                 \
     }                                                                                            \
-    extern "C" void weight_grad_##SUFFIX(Shape s, const R* inputs, const R* gradient, R* weight, \
-                                         R* bias) {                                              \
-        weight_grad(s, inputs, gradient, weight, bias);                                          \
+    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient,        \
+                                         R* weight, R* bias) {                                   \
+        Convolution<R>(s, GRADIENT_BLOCK_BYTES).weight_grad(inputs, gradient, weight, bias);     \
     }
 
 EXPORT(float, f32)

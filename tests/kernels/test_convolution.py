@@ -60,6 +60,15 @@ def test_other_geometries(before, after, size, geometry, dtype):
     check_values_and_two_derivatives(5, before, after, size, dtype, geometry)
 
 
+@pytest.mark.parametrize("size", [(14, 16), (13, 15)], ids=str)
+@pytest.mark.parametrize("stride", [(1, 1), (1, 2), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("padding", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("channels", [(16, 16), (32, 80)], ids=str)
+def test_minimal_filtering(channels, padding, stride, size):
+    geometry = Geometry((3, 3), stride, padding)
+    check_values_and_two_derivatives(3, *channels, size, torch.float64, geometry)
+
+
 def check_values_and_two_derivatives(n, before, after, size, dtype, geometry):
     torch.manual_seed(0)
     tasks, kernel = 3, geometry.kernel
