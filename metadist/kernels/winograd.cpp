@@ -1,14 +1,9 @@
-// 3x3 convolution with strides of 1 or 2 and paddings of 0 or 1 by minimal filtering (Winograd,
-// 1980; Lavin and Gray, 2015, arXiv 1509.09308). The numbers of channels are multiples of the
-// vector length; `conv_shape.h` has the layouts.
-//
-// Along one dimension, a convolution is a sum of products of a point, which is a sum of inputs, and
-// a sum of taps. Two outputs with stride 1 take four products instead of six, F(2, 3). Three
-// outputs with stride 2 take seven instead of nine: F(3, 2) for the first and the last tap, which
-// multiply every other input, and the products of the middle tap. The outputs that remain are
-// computed tap by tap. In two dimensions, the points of a row are sums of the points of its inputs.
+// 3x3 convolution with strides of 1 or 2 and paddings of 0 or 1 by minimal filtering. In two
+// dimensions, the points of a row are sums of the points of input rows. The numbers of channels are
+// multiples of the vector length; `conv_shape.h` has the layouts.
 
 #include "conv_shape.h"
+#include "minimal_filtering.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -19,111 +14,10 @@
 
 namespace {
 
-constexpr int64_t BLOCK_BYTES = 1 << 17;  // of points that stay in the cache
-constexpr int64_t GRADIENT_BLOCK_BYTES = 1 << 18;  // fewer blocks add to all gradients by weights
-constexpr int64_t PART_ROWS = 12;         // rows that are multiplied between two prefetches
+constexpr int64_t BLOCK_BYTES = 1 << 17;           // of points that stay in the cache
+constexpr int64_t GRADIENT_BLOCK_BYTES = 1 << 18;  // larger: each block adds to all weights
+constexpr int64_t PART_ROWS = 12;  // rows that are multiplied between two prefetches
 constexpr int MOST_TERMS = 4;
-
-// Sums of taps along one dimension: the first, middle and last tap, and half the sum and the
-// difference of the first and the last one, to which stride 1 adds half of the middle one, with the
-// sign of the last one.
-enum Type { FIRST, MIDDLE, LAST, SUM, DIFFERENCE, TYPES };
-
-template <class V>
-void sum_taps(const V (&taps)[3], int64_t stride, V (&types)[TYPES]) {
-    std::copy_n(taps, 3, types);
-    const V sum = (taps[0] + taps[2]) / 2;
-    types[SUM] = stride == 1 ? sum + taps[1] / 2 : sum;
-    types[DIFFERENCE] = stride == 1 ? sum - taps[1] / 2 : (taps[0] - taps[2]) / 2;
-}
-
-// The gradient by the taps from the gradient by their sums.
-template <class V>
-void tap_gradients(const V (&types)[TYPES], int64_t stride, V (&taps)[3]) {
-    const V even = (types[SUM] + types[DIFFERENCE]) / 2, odd = (types[SUM] - types[DIFFERENCE]) / 2;
-    taps[0] = types[FIRST] + even;
-    taps[1] = stride == 1 ? types[MIDDLE] + odd : types[MIDDLE];
-    taps[2] = types[LAST] + (stride == 1 ? even : odd);
-}
-
-struct Term {
-    int64_t index;
-    int sign;
-};
-using Terms = std::vector<Term>;
-
-// A linear map between the inputs, or outputs, and the points of one dimension.
-struct Map {
-    std::vector<Terms> of_point, of_pixel;
-    std::vector<int64_t> quads;  // points from which on there are a - c, b + c, c - b and d - b
-
-    explicit Map(int64_t pixels) : of_pixel(pixels) {}
-    void add_point(const Terms& terms) {
-        for (const Term& term : terms)
-            of_pixel[term.index].push_back({int64_t(of_point.size()), term.sign});
-        of_point.push_back(terms);
-    }
-    bool is_quad(int64_t point) const {
-        return std::binary_search(quads.begin(), quads.end(), point);
-    }
-    // The pixels a, b, c and d of a quad.
-    std::array<int64_t, 4> quad(int64_t point) const {
-        const Terms &first = of_point[point], &last = of_point[point + 3];
-        return {first[0].index, last[1].index, first[1].index, last[0].index};
-    }
-};
-
-// The points of one dimension.
-struct Points {
-    std::vector<Type> types;
-    std::vector<int64_t> places;  // of a point among those of its type
-    std::vector<int64_t> ends;    // of groups of points; an output is computed from one group
-    int64_t counts[TYPES] = {};
-    Map inputs, outputs;
-
-    Points(int64_t size, int64_t out_size, int64_t stride, int64_t padding)
-        : inputs(size), outputs(out_size) {
-        const int64_t tile = stride == 1 ? 2 : 3;
-        int64_t out = 0;
-        for (; out < out_size % tile; ++out) {
-            const int64_t first = out * stride - padding;
-            for (const Type tap : {FIRST, MIDDLE, LAST}) add(tap, {{first + tap, 1}}, {{out, 1}});
-            ends.push_back(count());
-        }
-        for (; out < out_size; out += tile) {
-            const int64_t last = out + tile - 1, a = out * stride - padding, b = a + stride,
-                          c = b + stride, d = c + stride;
-            if (a >= 0 && d < size) inputs.quads.push_back(count());
-            add(FIRST, {{a, 1}, {c, -1}}, {{out, 1}});
-            if (stride == 1) {
-                add(SUM, {{b, 1}, {c, 1}}, {{out, 1}, {last, 1}});
-                add(DIFFERENCE, {{c, 1}, {b, -1}}, {{out, 1}, {last, -1}});
-            } else {
-                add(SUM, {{b, 1}, {c, 1}}, {{out, 1}, {out + 1, 1}, {last, 1}});
-                add(DIFFERENCE, {{c, 1}, {b, -1}}, {{out, 1}, {out + 1, -1}, {last, 1}});
-            }
-            add(LAST, {{d, 1}, {b, -1}}, {{last, 1}});
-            for (int64_t i = 0; stride == 2 && i < tile; ++i)
-                add(MIDDLE, {{a + 2 * i + 1, 1}}, {{out + i, 1}});
-            ends.push_back(count());
-        }
-    }
-
-    int64_t count() const { return types.size(); }
-
-   private:
-    // Adds a point, unless its inputs are in the padding.
-    void add(Type type, Terms ins, const Terms& outs) {
-        const int64_t size = inputs.of_pixel.size();
-        auto outside = [&](const Term& term) { return term.index < 0 || term.index >= size; };
-        ins.erase(std::remove_if(ins.begin(), ins.end(), outside), ins.end());
-        if (ins.empty()) return;
-        inputs.add_point(ins);
-        outputs.add_point(outs);
-        types.push_back(type);
-        places.push_back(counts[type]++);
-    }
-};
 
 // The points of an image, of which a row has those of each type one after another.
 struct Grid {
@@ -209,12 +103,11 @@ class Matrices {
     Buffer<R> memory;
 };
 
-// to[k] = start[k] + sum over sources i < COUNT of signs[i] sources[i][k]; `start` may be null.
+// to[k] = start[k] + sum over sources i < COUNT of factors[i] sources[i][k]; `start` may be null.
 template <class R, int COUNT>
-void add_up(const R* const* sources, const int* signs, int64_t count, const R* start, R* to) {
+inline void add_up(const R* const* sources, const R* factors, int64_t count, const R* start,
+                   R* to) {
     using L = Lanes<R>;
-    R factors[COUNT + 1];
-    for (int i = 0; i < COUNT; ++i) factors[i] = signs[i];
     for (int64_t k = 0; k < count; k += L::count) {
         typename L::Vector sum = start ? L::load(start + k) : typename L::Vector{};
         for (int i = 0; i < COUNT; ++i) sum += factors[i] * L::load(sources[i] + k);
@@ -239,14 +132,15 @@ void store_quad(const R* a, const R* b, const R* c, const R* d, int64_t count, R
 template <class R, class Source>
 void add_rows(const Term* begin, const Term* end, int64_t count, Source source, R* to) {
     const R* sources[MOST_TERMS];
-    int signs[MOST_TERMS], terms = 0;
+    R factors[MOST_TERMS];
+    int terms = 0;
     for (; begin < end; ++begin)
-        sources[terms] = source(begin->index), signs[terms++] = begin->sign;
+        sources[terms] = source(begin->index), factors[terms++] = begin->sign;
     (terms == 4   ? add_up<R, 4>
      : terms == 3 ? add_up<R, 3>
      : terms == 2 ? add_up<R, 2>
      : terms == 1 ? add_up<R, 1>
-                  : add_up<R, 0>)(sources, signs, count, nullptr, to);
+                  : add_up<R, 0>)(sources, factors, count, nullptr, to);
 }
 
 // Sums of pixels, or points, of a row, by the number of terms.
@@ -305,15 +199,10 @@ class RowSums {
     template <int COUNT>
     void store_items(const R* row, const R* bias, bool add, R* const* arrays) const {
         for (const Item& item : items[COUNT]) {
+            const R* sources[COUNT + 1];
+            for (int i = 0; i < COUNT; ++i) sources[i] = row + item.from[i];
             R* to = arrays[item.array] + item.to;
-            const R* start = add ? to : bias;
-#pragma GCC unroll 4
-            for (int64_t c = 0; c < channels; c += L::count) {
-                typename L::Vector sum = start ? L::load(start + c) : typename L::Vector{};
-                for (int i = 0; i < COUNT; ++i)
-                    sum += item.factors[i] * L::load(row + item.from[i] + c);
-                L::store(to + c, sum);
-            }
+            add_up<R, COUNT>(sources, item.factors, channels, add ? to : bias, to);
         }
     }
 
@@ -353,7 +242,8 @@ class Side {
         }
     }
 
-    // The rows of the images that the points of a block belong to.
+    // The rows of the images that the points of a block belong to. With a padding of at most 1,
+    // the first and the last point have the first and the last output.
     template <class Pointer>
     std::pair<Pointer, Pointer> rows_of(const Block& block, Pointer images) const {
         auto of_point = [&](int64_t point, bool last) {
