@@ -1,10 +1,10 @@
 // Minimal filtering (Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308) of a convolution with
 // three taps, a stride of 1 or 2 and a padding of 0 or 1, along one dimension.
 //
-// The convolution is computed from products of a "point", which is a sum of inputs, and a sum of
-// taps. Two outputs with stride 1 take four products instead of six, F(2, 3). Three outputs with
-// stride 2 take seven instead of nine: F(3, 2) for the first and the last tap, which multiply every
-// other input, and the products of the middle tap. The outputs that remain are computed tap by tap.
+// The convolution is computed from products of a sum of inputs, called a point, and a sum of taps.
+// Two outputs with stride 1 take four products instead of six, F(2, 3). Three outputs with stride 2
+// take seven instead of nine: F(3, 2) for the first and the last tap, which multiply every other
+// input, and the products of the middle tap. The outputs that remain are computed tap by tap.
 
 #pragma once
 
@@ -13,9 +13,8 @@
 #include <cstdint>
 #include <vector>
 
-// Sums of taps along one dimension: the first, middle and last tap, and half the sum and the
-// difference of the first and the last one, to which stride 1 adds half of the middle one, with the
-// sign of the last one.
+// Sums of taps: g0, g1, g2; with stride 1 (g0 + g1 + g2) / 2 and (g0 - g1 + g2) / 2, with stride 2
+// (g0 + g2) / 2 and (g0 - g2) / 2.
 enum Type { FIRST, MIDDLE, LAST, SUM, DIFFERENCE, TYPES };
 
 template <class V>
