@@ -3,9 +3,9 @@
 PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
 these convolutions have one weight per task. They are in C++ for CPUs, and in Triton for batched
 tasks on GPUs (`convolution_gpu`). On CPUs, with many input and output channels, a 3×3 convolution
-with stride 1, or with stride 2 and at least 6×6 outputs, takes fewer products by minimal filtering
-(Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308), equal to the direct convolution up to
-rounding. They are differentiable any number of times in reverse mode; forward-mode derivatives
+with stride 1, or with stride 2, at least 6×6 outputs and at most 128 channels, takes fewer products
+by minimal filtering (Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308), equal to the direct
+convolution up to rounding. They are differentiable any number of times in reverse mode; forward-mode derivatives
 (`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
 """
 
@@ -30,6 +30,8 @@ _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_VALUES = 48  # of inputs that an output is computed from, with few channels
 _MIN_STRIDED = 6
 """The outputs along a dimension from which on minimal filtering with stride 2 is faster."""
+_MAX_STRIDED = 128
+"""The channels up to which it is faster."""
 
 Pair = tuple[int, int]
 """Two numbers, for the vertical and the horizontal dimension."""
@@ -59,7 +61,7 @@ class Geometry(NamedTuple):
 
 
 SAME = Geometry((3, 3), (1, 1), (1, 1))
-"""The 3×3 geometry with outputs as large as the inputs, for which there are faster algorithms."""
+"""The 3×3 geometry with outputs as large as the inputs."""
 
 
 def conv_shape(inputs: Tensor, out_channels: int, geometry: Geometry) -> Structure:
@@ -105,8 +107,8 @@ def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
 
 
 def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
-    geometry, size = geometry_of(layer), (inputs.shape[-2], inputs.shape[-1])
-    source = _source(layer.in_channels, inputs, geometry, size)
+    channels = layer.in_channels, layer.out_channels
+    source = _source(inputs, channels, geometry_of(layer), (inputs.shape[-2], inputs.shape[-1]))
     return (
         _fills_vectors(layer.out_channels, inputs)
         and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
@@ -163,13 +165,19 @@ def _fills_vectors(channels: int, inputs: Tensor) -> bool:
     return channels * inputs.element_size() % VECTOR_BYTES == 0
 
 
-def _source(channels: int, inputs: Tensor, geometry: Geometry, size: Pair) -> str:
-    """The C++ file for a number of input channels and a height and width of the inputs."""
-    if not _fills_vectors(channels, inputs):
+def _source(inputs: Tensor, channels: Pair, geometry: Geometry, size: Pair) -> str:
+    """The C++ file for the inputs' type, the input and output channels, and the inputs' size."""
+    if not _fills_vectors(channels[0], inputs):
         return _FEW_CHANNELS
-    filtered = geometry.kernel == (3, 3) and max(geometry.padding) <= 1
-    counts = zip(geometry.stride, geometry.output_size(*size), strict=True)
-    if filtered and all(step == 1 or (step == 2 and n >= _MIN_STRIDED) for step, n in counts):
+    least = {1: 1}  # outputs along a dimension, by its stride
+    if max(channels) <= _MAX_STRIDED:
+        least[2] = _MIN_STRIDED
+    outputs = zip(geometry.stride, geometry.output_size(*size), strict=True)
+    if (
+        geometry.kernel == (3, 3)
+        and max(geometry.padding) <= 1
+        and all(stride in least and count >= least[stride] for stride, count in outputs)
+    ):
         return _WINOGRAD
     return _DIRECT
 
@@ -183,8 +191,8 @@ def _call(
 
         getattr(convolution_gpu, function)(*geometry, *map(in_memory, arguments))
         return
-    _, _, height, width, channels = inputs.shape
-    source = _source(channels, inputs, geometry, (height, width))
+    _, _, height, width, in_channels = inputs.shape
+    source = _source(inputs, (in_channels, out_channels), geometry, (height, width))
     shape = conv_shape(inputs, out_channels, geometry)
     call(source, function, inputs.dtype, shape, *arguments)
 

@@ -98,6 +98,10 @@ struct Points {
     }
 
     int64_t count() const { return types.size(); }
+    // The types before `type` of which there are points.
+    int64_t types_before(int type) const {
+        return type - std::count(counts, counts + type, 0);
+    }
 
    private:
     // Adds a point, unless its inputs are in the padding.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t BLOCK_BYTES = 1 << 17;           // of points that stay in the cache
 constexpr int64_t GRADIENT_BLOCK_BYTES = 1 << 18;  // larger: each block adds to all weights
-constexpr int64_t PART_ROWS = 12;  // rows that are multiplied between two prefetches
+constexpr int64_t MIN_POINTS = 1280;  // of a block, since it is multiplied by all weights
 constexpr int MOST_TERMS = 4;
 
 // The points of an image, of which a row has those of each type one after another.
@@ -349,14 +349,17 @@ class Convolution {
     Convolution(const ConvShape& s, int64_t block_bytes)
         : s(s),
           grid(s),
-          blocks(split_rows(
-              grid.rows, s.images,
-              block_bytes / (grid.columns.count() * std::max(s.in, s.out) * int64_t(sizeof(R))))),
+          blocks(split_rows(grid.rows, s.images,
+                            std::max(block_bytes / (std::max(s.in, s.out) * int64_t(sizeof(R))),
+                                     MIN_POINTS) /
+                                grid.columns.count())),
           inputs(grid, grid.rows.inputs, grid.columns.inputs, s.in),
           outputs(grid, grid.rows.outputs, grid.columns.outputs, s.out),
           in_points(grid, blocks, s.in),
           out_points(grid, blocks, s.out),
-          packed(TYPES * TYPES * weight_step()) {}
+          weights(weight_start(TYPES, 0)) {
+        for_each_pair([&](int t, int u) { starts[t][u] = weight_start(t, u); });
+    }
 
     void convolve(const R* values, const R* weight, const R* bias, R* results) {
         for (int64_t task = 0; task < s.tasks; ++task) {
@@ -381,7 +384,7 @@ class Convolution {
     // The gradients with respect to weight and bias of <gradient, convolution of the values>.
     void weight_grad(const R* values, const R* gradient, R* weight, R* bias) {
         for (int64_t task = 0; task < s.tasks; ++task) {
-            std::fill_n(+packed, TYPES * TYPES * weight_step(), R(0));
+            std::fill_n(+weights, weight_start(TYPES, 0), R(0));
             std::fill_n(bias, s.out, R(0));
             for (const Block& block : blocks) {
                 in_points.use(block), out_points.use(block);
@@ -395,11 +398,11 @@ class Convolution {
                 int64_t parts = 0;
                 for_each_pair([&](int, int) { parts += parts_of(s.in); });
                 for_each_pair([&](int t, int u) {
-                    R* sums = packed + weight_at(t, u);
-                    for (int64_t row = 0; row < s.in; row += PART_ROWS, --parts) {
+                    R* sums = packed(t, u);
+                    for (int64_t row = 0; row < s.in; row += part_rows, --parts) {
                         next_values.prefetch_part(parts);
                         next_gradient.prefetch_part(parts);
-                        multiply<R, 6>(std::min(PART_ROWS, s.in - row), sums + row * s.out, s.out,
+                        multiply<R, 6>(std::min(part_rows, s.in - row), sums + row * s.out, s.out,
                                        in_points.matrix(t, u) + row, 1, s.in,
                                        out_points.matrix(t, u), s.out, in_points.count(t, u),
                                        sums + row * s.out);
@@ -428,12 +431,12 @@ class Convolution {
             for_each_pair([&](int t, int u) { parts += parts_of(from_points.count(t, u)); });
             for_each_pair([&](int t, int u) {
                 const int64_t count = from_points.count(t, u);
-                for (int64_t row = 0; row < count; row += PART_ROWS, --parts) {
+                for (int64_t row = 0; row < count; row += part_rows, --parts) {
                     next_values.prefetch_part(parts);
                     own_results.prefetch_part(parts);
-                    multiply<R, 6>(std::min(PART_ROWS, count - row), nullptr, 0,
+                    multiply<R, 6>(std::min(part_rows, count - row), nullptr, 0,
                                    from_points.matrix(t, u) + row * from.channels, from.channels,
-                                   1, packed + weight_at(t, u), to.channels, from.channels,
+                                   1, packed(t, u), to.channels, from.channels,
                                    to_points.matrix(t, u) + row * to.channels);
                 }
             });
@@ -447,16 +450,22 @@ class Convolution {
         return last ? Ahead<R, 0>() : Ahead<R, 0>(side.rows_of((&block)[1], images));
     }
 
-    static int64_t parts_of(int64_t rows) { return (rows + PART_ROWS - 1) / PART_ROWS; }
-    int64_t weight_step() const { return s.in * s.out + CACHE_LINE / sizeof(R); }
-    int64_t weight_at(int t, int u) const { return (t * TYPES + u) * weight_step(); }
+    int64_t parts_of(int64_t rows) const { return (rows + part_rows - 1) / part_rows; }
+    bool has_points(int t, int u) const { return grid.rows.counts[t] && grid.columns.counts[u]; }
+    // Of the weights of a pair, and with TYPES and 0 the number of values of all pairs.
+    int64_t weight_start(int t, int u) const {
+        const int64_t before = grid.rows.types_before(t) * grid.columns.types_before(TYPES);
+        const int64_t step = s.in * s.out + CACHE_LINE / sizeof(R);
+        return (before + grid.columns.types_before(u)) * step;
+    }
+    R* packed(int t, int u) const { return weights + starts[t][u]; }
 
     // Calls a function of the types of rows and columns of which there are points.
     template <class Function>
     void for_each_pair(Function function) const {
         for (int t = 0; t < TYPES; ++t)
             for (int u = 0; u < TYPES; ++u)
-                if (grid.rows.counts[t] && grid.columns.counts[u]) function(t, u);
+                if (has_points(t, u)) function(t, u);
     }
 
     void pack_weight(const R* weight) {
@@ -472,7 +481,7 @@ class Convolution {
                 if (!grid.columns.counts[u]) continue;
                 sum_taps<V>({rows[0][u], rows[1][u], rows[2][u]}, s.stride_h, types);
                 for (int t = 0; t < TYPES; ++t)
-                    if (grid.rows.counts[t]) L::store(packed + weight_at(t, u) + at, types[t]);
+                    if (grid.rows.counts[t]) L::store(packed(t, u) + at, types[t]);
             }
         }
     }
@@ -482,7 +491,8 @@ class Convolution {
         for (int64_t at = 0; at < step; at += L::count) {
             V columns[3][TYPES], types[TYPES], taps[3];
             for (int t = 0; t < TYPES; ++t) {
-                for (int u = 0; u < TYPES; ++u) types[u] = L::load(packed + weight_at(t, u) + at);
+                for (int u = 0; u < TYPES; ++u)
+                    types[u] = has_points(t, u) ? L::load(packed(t, u) + at) : V{};
                 tap_gradients<V>(types, s.stride_w, taps);
                 for (int j = 0; j < 3; ++j) columns[j][t] = taps[j];
             }
@@ -497,8 +507,11 @@ class Convolution {
     const Grid grid;
     const std::vector<Block> blocks;
     const Side<R> inputs, outputs;
+    // Rows that are multiplied between two prefetches: more by weights that exceed the cache.
+    const int64_t part_rows = std::max<int64_t>(12, s.in * s.out / 1024);
     Matrices<R> in_points, out_points;
-    Buffer<R> packed;  // a weight, or its gradient, for each type of rows and columns
+    int64_t starts[TYPES][TYPES];
+    Buffer<R> weights;  // for each pair of types of rows and columns; or their gradients
 };
 
 }  // namespace
