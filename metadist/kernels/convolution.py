@@ -3,10 +3,11 @@
 PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
 these convolutions have one weight per task. They are in C++ for CPUs, and in Triton for batched
 tasks on GPUs (`convolution_gpu`). On CPUs, with many input and output channels, a 3×3 convolution
-with stride 1, or with stride 2, at least 6×6 outputs and at most 128 channels, takes fewer products
-by minimal filtering (Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308), equal to the direct
-convolution up to rounding. They are differentiable any number of times in reverse mode; forward-mode derivatives
-(`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
+with stride 1, or with stride 2, at least 6×6 outputs and at most 128 channels, takes fewer
+products, by minimal filtering (Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308); it is equal
+to the direct convolution up to rounding. Convolutions are differentiable any number of times in
+reverse mode; forward-mode derivatives (`torch.autograd.forward_ad`) and `is_grads_batched` need
+layers with `native=False`.
 """
 
 import math
