@@ -2,12 +2,12 @@
 
 PyTorch's convolution is made for large batches and many cores, and has one weight for all images;
 these convolutions have one weight per task. They are in C++ for CPUs, and in Triton for batched
-tasks on GPUs (`convolution_gpu`). On CPUs, with many input and output channels, a 3×3 convolution
-with stride 1, or with stride 2, at least 6×6 outputs and at most 128 channels, takes fewer
-products, by minimal filtering (Winograd, 1980; Lavin and Gray, 2015, arXiv 1509.09308); it is equal
-to the direct convolution up to rounding. Convolutions are differentiable any number of times in
-reverse mode; forward-mode derivatives (`torch.autograd.forward_ad`) and `is_grads_batched` need
-layers with `native=False`.
+tasks on GPUs (`convolution_gpu`). On CPUs, a 3×3 convolution of many channels with paddings of at
+most 1 and strides of 1, or of 2 along dimensions with at least 6 outputs (up to 128 channels),
+takes fewer products, by minimal filtering (Winograd, 1980; Lavin and Gray, 2015,
+arXiv 1509.09308); for finite values it is equal to the direct convolution up to rounding.
+Convolutions are differentiable any number of times in reverse mode; forward-mode derivatives
+(`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
 """
 
 import math
@@ -29,10 +29,10 @@ from metadist.kernels.loader import (
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_VALUES = 48  # of inputs that an output is computed from, with few channels
-_MIN_STRIDED = 6
-"""The outputs along a dimension from which on minimal filtering with stride 2 is faster."""
-_MAX_STRIDED = 128
-"""The channels up to which it is faster."""
+_MIN_STRIDED_OUTPUTS = 6
+"""Outputs along a dimension with stride 2 from which on minimal filtering is faster."""
+_MAX_STRIDED_CHANNELS = 128
+"""Channels up to which it is faster with stride 2."""
 
 Pair = tuple[int, int]
 """Two numbers, for the vertical and the horizontal dimension."""
@@ -171,8 +171,8 @@ def _source(inputs: Tensor, channels: Pair, geometry: Geometry, size: Pair) -> s
     if not _fills_vectors(channels[0], inputs):
         return _FEW_CHANNELS
     least = {1: 1}  # outputs along a dimension, by its stride
-    if max(channels) <= _MAX_STRIDED:
-        least[2] = _MIN_STRIDED
+    if max(channels) <= _MAX_STRIDED_CHANNELS:
+        least[2] = _MIN_STRIDED_OUTPUTS
     outputs = zip(geometry.stride, geometry.output_size(*size), strict=True)
     if (
         geometry.kernel == (3, 3)

@@ -20,9 +20,10 @@ enum Type { FIRST, MIDDLE, LAST, SUM, DIFFERENCE, TYPES };
 template <class V>
 void sum_taps(const V (&taps)[3], int64_t stride, V (&types)[TYPES]) {
     std::copy_n(taps, 3, types);
-    const V sum = (taps[0] + taps[2]) / 2;
-    types[SUM] = stride == 1 ? sum + taps[1] / 2 : sum;
-    types[DIFFERENCE] = stride == 1 ? sum - taps[1] / 2 : (taps[0] - taps[2]) / 2;
+    const V even = (taps[0] + taps[2]) / 2,
+            odd = stride == 1 ? taps[1] / 2 : (taps[0] - taps[2]) / 2;
+    types[SUM] = stride == 1 ? even + odd : even;
+    types[DIFFERENCE] = stride == 1 ? even - odd : odd;
 }
 
 // The gradient by the taps from the gradient by their sums.
@@ -40,7 +41,7 @@ struct Term {
 };
 using Terms = std::vector<Term>;
 
-// A linear map between the inputs, or outputs, and the points of one dimension.
+// A linear map between the pixels, which are inputs or outputs, and the points of one dimension.
 struct Map {
     std::vector<Terms> of_point, of_pixel;
     std::vector<int64_t> quads;  // points from which on there are a - c, b + c, c - b and d - b
@@ -65,7 +66,7 @@ struct Map {
 struct Points {
     std::vector<Type> types;
     std::vector<int64_t> places;  // of a point among those of its type
-    std::vector<int64_t> ends;    // of groups of points; an output is computed from one group
+    std::vector<int64_t> ends;    // of groups; each output is computed from the points of one
     int64_t counts[TYPES] = {};
     Map inputs, outputs;
 
@@ -82,14 +83,11 @@ struct Points {
             const int64_t last = out + tile - 1, a = out * stride - padding, b = a + stride,
                           c = b + stride, d = c + stride;
             if (a >= 0 && d < size) inputs.quads.push_back(count());
+            Terms sum{{out, 1}, {out + 1, 1}}, difference{{out, 1}, {out + 1, -1}};
+            if (stride == 2) sum.push_back({last, 1}), difference.push_back({last, 1});
             add(FIRST, {{a, 1}, {c, -1}}, {{out, 1}});
-            if (stride == 1) {
-                add(SUM, {{b, 1}, {c, 1}}, {{out, 1}, {last, 1}});
-                add(DIFFERENCE, {{c, 1}, {b, -1}}, {{out, 1}, {last, -1}});
-            } else {
-                add(SUM, {{b, 1}, {c, 1}}, {{out, 1}, {out + 1, 1}, {last, 1}});
-                add(DIFFERENCE, {{c, 1}, {b, -1}}, {{out, 1}, {out + 1, -1}, {last, 1}});
-            }
+            add(SUM, {{b, 1}, {c, 1}}, sum);
+            add(DIFFERENCE, {{c, 1}, {b, -1}}, difference);
             add(LAST, {{d, 1}, {b, -1}}, {{last, 1}});
             for (int64_t i = 0; stride == 2 && i < tile; ++i)
                 add(MIDDLE, {{a + 2 * i + 1, 1}}, {{out + i, 1}});

@@ -1,6 +1,6 @@
 // 3x3 convolution with strides of 1 or 2 and paddings of 0 or 1 by minimal filtering. In two
-// dimensions, the points of a row are sums of the points of input rows. The numbers of channels are
-// multiples of the vector length; `conv_shape.h` has the layouts.
+// dimensions, rows are added up first, then the pixels of each sum of rows. The numbers of channels
+// are multiples of the vector length; `conv_shape.h` has the layouts.
 
 #include "conv_shape.h"
 #include "minimal_filtering.h"
@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK_BYTES = 1 << 17;           // of points that stay in the cache
+constexpr int64_t BLOCK_BYTES = 1 << 17;           // of the points of a block, of one side
 constexpr int64_t GRADIENT_BLOCK_BYTES = 1 << 18;  // larger: each block adds to all weights
 constexpr int64_t MIN_POINTS = 1280;  // of a block, since it is multiplied by all weights
 constexpr int MOST_TERMS = 4;
@@ -35,7 +35,7 @@ struct Grid {
 // Rows of points [begin, end), counted over the images of a task.
 struct Block {
     int64_t begin, end;
-    int64_t before[TYPES], count[TYPES];  // rows of a type before the block, and in it
+    int64_t before[TYPES], counts[TYPES];  // rows of a type before the block, and in it
 };
 
 // Splits the rows of a task, between groups, into blocks of about `most` rows.
@@ -44,9 +44,9 @@ std::vector<Block> split_rows(const Points& rows, int64_t images, int64_t most) 
     Block block{};
     auto close = [&](int64_t end) {
         for (block.end = block.begin; block.end < end; ++block.end)
-            ++block.count[rows.types[block.end % rows.count()]];
+            ++block.counts[rows.types[block.end % rows.count()]];
         blocks.push_back(block);
-        for (int t = 0; t < TYPES; ++t) block.before[t] += block.count[t], block.count[t] = 0;
+        for (int t = 0; t < TYPES; ++t) block.before[t] += block.counts[t], block.counts[t] = 0;
         block.begin = end;
     };
     int64_t previous = 0;
@@ -76,7 +76,7 @@ class Matrices {
                 start += count(t, u) * channels + GAP;
             }
     }
-    int64_t count(int t, int u) const { return block->count[t] * grid.columns.counts[u]; }
+    int64_t count(int t, int u) const { return block->counts[t] * grid.columns.counts[u]; }
     R* matrix(int t, int u) const { return memory + starts[t][u]; }
     // The points in a row of an image whose columns have a type.
     R* row(int64_t image, int64_t point, int u) const {
@@ -242,10 +242,10 @@ class Side {
         }
     }
 
-    // The rows of the images that the points of a block belong to. With a padding of at most 1,
-    // the first and the last point have the first and the last output.
-    template <class Pointer>
-    std::pair<Pointer, Pointer> rows_of(const Block& block, Pointer images) const {
+    // The rows that the points of a block belong to: all rows of outputs, since with a padding of at
+    // most 1 the first and the last point have the first and the last output; most rows of inputs,
+    // which suffices to prefetch them.
+    std::pair<const R*, const R*> rows_of(const Block& block, const R* images) const {
         auto of_point = [&](int64_t point, bool last) {
             const Terms& terms = rows.of_point[point % grid.rows.count()];
             const auto [least, most] = std::minmax_element(
@@ -265,9 +265,9 @@ class Side {
             auto source = [&](int64_t pixel) {
                 return images + (image * height + pixel) * row_size();
             };
-            auto store = [&](int64_t point, const R* sum) {
+            auto store = [&](int64_t to_point, const R* sum) {
                 R* arrays[TYPES];
-                for (int u = 0; u < TYPES; ++u) arrays[u] = points.row(image, point, u);
+                for (int u = 0; u < TYPES; ++u) arrays[u] = points.row(image, to_point, u);
                 to_points.store(sum, nullptr, false, arrays);
             };
             if (rows.is_quad(point)) {
@@ -285,7 +285,7 @@ class Side {
     }
 
     // A row of pixels is stored with the first block that has points of it; those of further blocks
-    // are added. The bias may be null.
+    // are added, so that its rounding depends on the blocks. The bias may be null.
     void compute_pixels(const Block& block, const Matrices<R>& points, const R* bias,
                         R* images) const {
         const int64_t per_image = grid.rows.count();
@@ -384,7 +384,6 @@ class Convolution {
     // The gradients with respect to weight and bias of <gradient, convolution of the values>.
     void weight_grad(const R* values, const R* gradient, R* weight, R* bias) {
         for (int64_t task = 0; task < s.tasks; ++task) {
-            std::fill_n(+weights, weight_start(TYPES, 0), R(0));
             std::fill_n(bias, s.out, R(0));
             for (const Block& block : blocks) {
                 in_points.use(block), out_points.use(block);
@@ -395,6 +394,7 @@ class Convolution {
                         L::store(bias + c, L::load(bias + c) + L::load(at + c));
                 auto next_values = next_rows(inputs, block, values);
                 auto next_gradient = next_rows(outputs, block, gradient);
+                const bool first = &block == &blocks.front();
                 int64_t parts = 0;
                 for_each_pair([&](int, int) { parts += parts_of(s.in); });
                 for_each_pair([&](int t, int u) {
@@ -402,7 +402,8 @@ class Convolution {
                     for (int64_t row = 0; row < s.in; row += part_rows, --parts) {
                         next_values.prefetch_part(parts);
                         next_gradient.prefetch_part(parts);
-                        multiply<R, 6>(std::min(part_rows, s.in - row), sums + row * s.out, s.out,
+                        multiply<R, 6>(std::min(part_rows, s.in - row),
+                                       first ? nullptr : sums + row * s.out, s.out,
                                        in_points.matrix(t, u) + row, 1, s.in,
                                        out_points.matrix(t, u), s.out, in_points.count(t, u),
                                        sums + row * s.out);
@@ -426,7 +427,7 @@ class Convolution {
             from_points.use(block), to_points.use(block);
             from.compute_points(block, values, from_points);
             auto next_values = next_rows(from, block, values);
-            Ahead<R, 1> own_results(to.template rows_of<const R*>(block, results));
+            Ahead<R, 1> own_results(to.rows_of(block, results));
             int64_t parts = 0;
             for_each_pair([&](int t, int u) { parts += parts_of(from_points.count(t, u)); });
             for_each_pair([&](int t, int u) {
