@@ -242,9 +242,9 @@ class Side {
         }
     }
 
-    // The rows that the points of a block belong to: all rows of outputs, since with a padding of at
-    // most 1 the first and the last point have the first and the last output; most rows of inputs,
-    // which suffices to prefetch them.
+    // The rows that the points of a block belong to: all rows of outputs, since with a padding of
+    // at most 1 the first and the last point have the first and the last output; most rows of
+    // inputs, which suffices to prefetch them.
     std::pair<const R*, const R*> rows_of(const Block& block, const R* images) const {
         auto of_point = [&](int64_t point, bool last) {
             const Terms& terms = rows.of_point[point % grid.rows.count()];
