@@ -1,6 +1,5 @@
 """Evaluation of several trained learners whose predictions are averaged."""
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -86,12 +85,20 @@ class Ensemble(Learner):
         for name in results[0].metrics:
             if is_user_metric(name) and name not in metrics:
                 values = [torch.as_tensor(result.metrics[name]).double() for result in results]
-                metrics[name] = torch.stack(values).mean(0).to(mean)
+                metrics[name] = _mean(values).to(mean)
         return TaskResult(self.first.loss(mean, targets), metrics, mean)
 
     def _mean_prediction(self, results: Sequence[TaskResult]) -> Tensor:
         """The mean of the values, or the logarithm of the mean of the probabilities."""
-        predictions = torch.stack([cast(Tensor, result.predictions) for result in results])
+        predictions = [cast(Tensor, result.predictions) for result in results]
         if self.regression:
-            return predictions.mean(0)
-        return predictions.log_softmax(-1).logsumexp(0) - math.log(len(predictions))
+            return _mean(predictions)
+        logs = [each.log_softmax(-1) for each in predictions]
+        # Finite, so that a probability of zero in all learners is not NaN.
+        largest = torch.stack(logs).amax(0).clamp(min=torch.finfo(logs[0].dtype).min)
+        return largest + _mean([(each - largest).exp() for each in logs]).log()
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean, added up in order: that of `torch.mean` depends on the number of tasks."""
+    return sum(values[1:], values[0]) / len(values)

@@ -119,7 +119,8 @@ class MAMLPlusPlus(InnerLoopLearner):
                 losses.append(weight * self.loss(predictions, episode.query.targets))
         self.iteration += 1
         metrics = self.metrics(predictions, episode.query.targets)
-        return TaskResult(torch.stack(losses).sum(0), metrics)
+        # Not torch.sum, whose order of addition depends on the number of tasks.
+        return TaskResult(sum(losses[1:], losses[0]), metrics)
 
     def loss_weights(self, iteration: int) -> list[float]:
         """v_0 … v_{K-1} in an iteration, counted from 0; their sum is 1."""

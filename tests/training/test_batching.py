@@ -1,5 +1,6 @@
 """Batching over tasks: the same results as one task at a time, whatever the chunk."""
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from metadist.algorithms import IMAML, MAML, MAMLPlusPlus, Prototypical, Reptile
+from metadist.algorithms import IMAML, MAML, Ensemble, MAMLPlusPlus, MetaSGD, Prototypical, Reptile
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.models import MLP, Conv4
@@ -50,8 +51,9 @@ def learner_of(kind: str) -> tuple[MAML, object]:
         "max": lambda: Conv4((1, 28, 28), 3, filters=4, pooling="max"),
         "mlp": lambda: MLP((1, 28, 28), 3, hidden=[8]),
     }.get(kind, lambda: Conv4((1, 28, 28), 3, filters=4))()
-    if kind == "maml_plus_plus":
-        learner = MAMLPlusPlus(model, inner_steps=2, multi_step_iterations=9)
+    if kind.startswith("maml_plus_plus"):
+        steps = 5 if kind.endswith("5_steps") else 2
+        learner = MAMLPlusPlus(model, inner_steps=steps, multi_step_iterations=9)
         learner.iteration.fill_(3)
         learner.rates.data.uniform_(0.05, 0.5)
         for norm in model.norms:
@@ -65,6 +67,10 @@ def learner_of(kind: str) -> tuple[MAML, object]:
         return learner, glyph_tasks()
     if kind == "imaml":
         return IMAML(model, inner_steps=3, eval_inner_steps=2), glyph_tasks()
+    if kind == "meta_sgd":
+        return MetaSGD(model), glyph_tasks()
+    if kind == "prototypical":
+        return Prototypical(model), glyph_tasks()
     return MAML(model, inner_steps=2, first_order=kind == "max"), glyph_tasks()
 
 
@@ -139,21 +145,46 @@ def to_double(tensor):
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-@pytest.mark.parametrize("kind", ["stride", "max", "mlp", "sinusoid"])
-def test_a_tasks_gradient_is_the_same_bits_in_chunks_of_any_size(kind):
+DETERMINISTIC_KINDS = [
+    *("stride", "max", "mlp", "sinusoid"),
+    *("maml_plus_plus_5_steps", "imaml", "meta_sgd", "prototypical"),
+]
+
+
+@pytest.mark.parametrize("kind", DETERMINISTIC_KINDS)
+def test_a_tasks_results_are_the_same_bits_in_chunks_of_any_size(kind):
     learner, tasks = learner_of(kind)
     learner.train()
-    episodes = [tasks.sample(key) for key in task_keys(0, "train", 1, range(6))]
+    episodes = [tasks.sample(key) for key in task_keys(0, "train", 1, range(12))]
 
-    def gradients(first, last):
+    def results(first, last):
         whole = stack_episodes(episodes[first:last])
         result, parameters = forward_batched(learner, dict(learner.named_parameters()), whole)
-        return torch.autograd.grad(result.loss.sum(), list(parameters.values()))
+        trained = [each for each in parameters.values() if each.requires_grad]
+        gradients = torch.autograd.grad(result.loss.sum(), trained)
+        return [result.loss, *result.metrics.values(), *gradients]
 
-    whole = gradients(0, 6)
-    parts = zip(gradients(0, 1), gradients(1, 3), gradients(3, 6), strict=True)
-    for all_six, pieces in zip(whole, parts, strict=True):
-        assert torch.equal(all_six, torch.cat(pieces))
+    whole = results(0, 12)
+    parts = zip(results(0, 1), results(1, 5), results(5, 12), strict=True)
+    for all_twelve, pieces in zip(whole, parts, strict=True):
+        assert torch.equal(all_twelve, torch.cat(pieces))
+
+
+@pytest.mark.parametrize("kind", ["stride", "sinusoid"])
+def test_an_ensembles_results_are_the_same_bits_in_chunks_of_any_size(kind):
+    learner, tasks = learner_of(kind)
+    members = []
+    for scale in (0.8, 0.9, 1.0, 1.1, 1.2):
+        members.append(deepcopy(learner))
+        for parameter in members[-1].parameters():
+            parameter.data *= scale
+    local = WorkerLocal(f"ensemble of {kind}", tasks)
+    calls = [((Ensemble(members).eval(), MetaBatch(task_keys(0, "test", 0, range(8)))), {})]
+    whole = EvaluateMapper(local, "cpu", 8).map_batched(calls)
+    for size in (4, 3):
+        torch.testing.assert_close(
+            EvaluateMapper(local, "cpu", size).map_batched(calls), whole, rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
