@@ -276,8 +276,8 @@ class _NormReLU(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         mean = y.mean(1, keepdim=True)
-        deviation = torch.linalg.vector_norm(y - mean, dim=1, keepdim=True)
-        inverse = (deviation.square() / y.shape[1] + eps).rsqrt()
+        variance = (y - mean).square_().mean(1, keepdim=True)
+        inverse = (variance + eps).rsqrt()
         scale = weight * inverse
         out = torch.addcmul(bias - mean * scale, y, scale).relu_()
         ctx.save_for_backward(y, weight, mean, inverse, out)

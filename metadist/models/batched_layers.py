@@ -149,6 +149,8 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
     ):
         return fused_norm_relu_pool(norm, inputs, pool)
     if not is_batch_norm(norm) or norm.weight is None or norm.weight.dim() == 1:
+        if is_batch_norm(norm) and inputs.is_cpu:
+            inputs = inputs.contiguous()  # channels last, PyTorch's is slower and less accurate
         out = F.relu(norm(inputs))
     else:
         channels_last = inputs.movedim(2, -1)

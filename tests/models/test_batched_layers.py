@@ -158,6 +158,19 @@ def test_a_batched_model_is_bit_identical_for_any_number_of_tasks(model):
         assert torch.allclose(batched[task], unbatched, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_batch_norm_without_kernels_is_as_accurate_as_pytorchs(batched):
+    torch.manual_seed(0)
+    inputs = (torch.randn(5, 32, 84, 84) + 1.5).to(memory_format=torch.channels_last)
+    expected = nn.functional.batch_norm(inputs.double(), None, None, training=True).relu()
+    layer = norm(32)
+    if batched:
+        layer.weight, layer.bias = nn.Parameter(layer.weight[None]), nn.Parameter(layer.bias[None])
+        inputs, expected = inputs[None], expected[None]
+    found = norm_relu(layer, inputs, native=False)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
+
+
 def test_models_with_running_statistics_or_dropout_are_not_batched():
     assert not Conv4((1, 28, 28), 5, running_statistics=True).supports_batched_tasks
     assert not Conv4((1, 28, 28), 5, dropout=0.1).supports_batched_tasks
