@@ -182,10 +182,9 @@ template <class R, int COUNT, int VECTORS>
 void sum_pairs(const R* const* left, const R* const* right, int64_t pairs, int64_t row,
                int64_t column, int64_t width, R* c) {
     using L = Lanes<R>;
-    typename L::Vector sums[COUNT][VECTORS];
+    // Added to c at the end: sums over all pixels of all images one by one would round more.
+    typename L::Vector sums[COUNT][VECTORS] = {};
     c += row * width + column;
-    for (int r = 0; r < COUNT; ++r)
-        for (int v = 0; v < VECTORS; ++v) sums[r][v] = L::load(c + r * width + v * L::count);
     for (int64_t pair = 0; pair < pairs; ++pair) {
         const R *a = left[pair] + row, *b = right[pair] + column;
         typename L::Vector factors[VECTORS];
@@ -194,7 +193,10 @@ void sum_pairs(const R* const* left, const R* const* right, int64_t pairs, int64
             for (int v = 0; v < VECTORS; ++v) sums[r][v] += a[r] * factors[v];
     }
     for (int r = 0; r < COUNT; ++r)
-        for (int v = 0; v < VECTORS; ++v) L::store(c + r * width + v * L::count, sums[r][v]);
+        for (int v = 0; v < VECTORS; ++v) {
+            R* to = c + r * width + v * L::count;
+            L::store(to, L::load(to) + sums[r][v]);
+        }
 }
 
 template <class R, int VECTORS>
@@ -229,9 +231,10 @@ void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weig
                  bias += s.out) {
         std::fill_n(weight, s.taps() * s.in * s.out, R(0));
         std::fill_n(bias, s.out, R(0));
-        for (int64_t pixel = 0; pixel < s.images * s.out_pixels(); ++pixel)
-            for (int64_t c = 0; c < s.out; c += L::count)
-                L::store(bias + c, L::load(bias + c) + L::load(gradient + pixel * s.out + c));
+        const int64_t image_size = s.out_pixels() * s.out;
+        for (const R* image = gradient; image < gradient + s.images * image_size;
+             image += image_size)
+            add_rows(image, image + image_size, s.out, bias);
         for (int64_t first = 0; first < s.images; first += block)
             for (int64_t tap = 0; tap < s.taps(); ++tap) {
                 int64_t count = 0;

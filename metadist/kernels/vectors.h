@@ -70,6 +70,17 @@ void transpose(const R* from, int64_t rows, int64_t columns, R* to) {
         }
 }
 
+// Adds the sum of rows of `width` values, a multiple of the vector length, to one row.
+template <class R>
+void add_rows(const R* rows, const R* end, int64_t width, R* to) {
+    using L = Lanes<R>;
+    for (int64_t c = 0; c < width; c += L::count) {
+        typename L::Vector sum = {};
+        for (const R* row = rows; row < end; row += width) sum += L::load(row + c);
+        L::store(to + c, L::load(to + c) + sum);
+    }
+}
+
 // c[r][:] = start[r][:] + sum over k < depth of a[r * a_row + k * a_step] b[k][:], for ROWS rows of
 // VECTORS vectors, accumulated in registers. `start` may be null (zeros); `start_row` = 0
 // broadcasts one row.

@@ -130,7 +130,7 @@ void store_quad(const R* a, const R* b, const R* c, const R* d, int64_t count, R
 
 // The sum of rows, which are given by [begin, end) and a function of a term's index.
 template <class R, class Source>
-void add_rows(const Term* begin, const Term* end, int64_t count, Source source, R* to) {
+void add_up_rows(const Term* begin, const Term* end, int64_t count, Source source, R* to) {
     const R* sources[MOST_TERMS];
     R factors[MOST_TERMS];
     int terms = 0;
@@ -278,7 +278,7 @@ class Side {
             } else if (terms.size() == 1 && terms[0].sign == 1) {
                 store(point, source(terms[0].index));
             } else {
-                add_rows(terms.data(), terms.data() + terms.size(), row_size(), source, sums[0]);
+                add_up_rows(terms.data(), terms.data() + terms.size(), row_size(), source, sums[0]);
                 store(point, sums[0]);
             }
         }
@@ -300,7 +300,7 @@ class Side {
                 if (first == last && !(terms.empty() && begin <= 0)) continue;
                 for (int u = 0; u < TYPES; ++u)
                     if (const int64_t count = grid.columns.counts[u] * channels)
-                        add_rows(
+                        add_up_rows(
                             first, last, count,
                             [&](int64_t point) { return points.row(image, point, u); },
                             row + grid.starts[u] * channels);
@@ -384,14 +384,14 @@ class Convolution {
     // The gradients with respect to weight and bias of <gradient, convolution of the values>.
     void weight_grad(const R* values, const R* gradient, R* weight, R* bias) {
         for (int64_t task = 0; task < s.tasks; ++task) {
+            if (blocks.empty()) std::fill_n(+weights, weight_start(TYPES, 0), R(0));
             std::fill_n(bias, s.out, R(0));
             for (const Block& block : blocks) {
                 in_points.use(block), out_points.use(block);
                 inputs.compute_points(block, values, in_points);
                 outputs.compute_points(block, gradient, out_points);
-                for (auto [at, end] = outputs.rows_of(block, gradient); at < end; at += s.out)
-                    for (int64_t c = 0; c < s.out; c += L::count)
-                        L::store(bias + c, L::load(bias + c) + L::load(at + c));
+                const auto [begin, end] = outputs.rows_of(block, gradient);
+                add_rows(begin, end, s.out, bias);
                 auto next_values = next_rows(inputs, block, values);
                 auto next_gradient = next_rows(outputs, block, gradient);
                 const bool first = &block == &blocks.front();
