@@ -146,8 +146,6 @@ void add_up_rows(const Term* begin, const Term* end, int64_t count, Source sourc
 // Sums of pixels, or points, of a row, by the number of terms.
 template <class R>
 class RowSums {
-    using L = Lanes<R>;
-
    public:
     explicit RowSums(int64_t channels) : channels(channels) {}
 
