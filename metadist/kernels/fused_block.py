@@ -26,6 +26,7 @@ from metadist.kernels.norm_relu_pool import (
     can_fuse_norm,
     has_hooks,
     norm_relu_pool_channels_last,
+    update_running_statistics,
 )
 
 _SOURCE = "fused_block"
@@ -67,8 +68,7 @@ def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tens
 
     Args:
         convolution: the convolution layer; its parameters may be batched over tasks.
-        norm: the batch norm layer, without running statistics; its parameters are batched if
-            the convolution's are.
+        norm: the batch norm layer; its parameters are batched if the convolution's are.
         images: the images, of shape (n, channels, height, width), or batched
             (tasks, n, channels, height, width).
 
@@ -81,7 +81,7 @@ def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tens
     batched, weight, *vectors = (t.unsqueeze(0) if unbatched else t for t in tensors)
     channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
     parameters = [weight_in_memory(weight), *(vector.contiguous() for vector in vectors)]
-    out = _FusedBlock.apply(channels_last, *parameters, float(norm.eps))
+    out = _FusedBlock.apply(channels_last, *parameters, float(norm.eps), norm)
     out = out.permute(0, 1, 4, 2, 3)
     return out.squeeze(0) if unbatched else out
 
@@ -101,6 +101,7 @@ class _FusedBlock(Function):
         gamma: Tensor,
         beta: Tensor,
         eps: float,
+        norm: BatchNorm,
     ) -> Tensor:
         tasks, n, height, width, _ = images.shape
         out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[-1])
@@ -108,6 +109,7 @@ class _FusedBlock(Function):
         inputs = (images, weight, bias, gamma, beta)
         shape = conv_shape(images, weight.shape[-1], SAME)
         call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse)
+        update_running_statistics(norm, mean, inverse, images[0, ..., 0].numel())
         ctx.eps = eps
         ctx.save_for_backward(*inputs, mean, inverse)
         return out
@@ -123,7 +125,7 @@ class _FusedBlock(Function):
             out = norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2)
             required = [tensor for tensor in inputs if tensor.requires_grad]
             grads = iter(torch.autograd.grad(out, required, grad_output, create_graph=True))
-            return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None
+            return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None, None
         images, weight, bias, gamma, _ = inputs
         outputs = [torch.empty_like(parameter) for parameter in (weight, bias, gamma, gamma)]
         shape = conv_shape(images, weight.shape[-1], SAME)
@@ -131,4 +133,4 @@ class _FusedBlock(Function):
         call(_SOURCE, "backward", images.dtype, shape, *arguments)
         grad_weight, grad_bias, mean_z, mean_zh = outputs
         rows = images[0, ..., 0].numel()
-        return None, grad_weight, grad_bias, mean_zh * rows, mean_z * rows, None
+        return None, grad_weight, grad_bias, mean_zh * rows, mean_z * rows, None, None

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +171,23 @@ def in_transform() -> bool:
 def in_functorch() -> bool:
     """Whether a torch.func transform, such as vmap, is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_transformed(gradient: Tensor) -> bool:
+    """Whether a gradient arrives in a torch.func transform, batched or with a tangent.
+
+    Batched gradients are those of `is_grads_batched` in `torch.autograd.grad`.
+    """
+    return not torch.compiler.is_compiling() and (
+        in_functorch()
+        or torch._C._functorch.is_legacy_batchedtensor(gradient)
+        or has_tangent(gradient)
+    )
+
+
+def has_tangent(tensor: Tensor | None) -> bool:
+    """Whether a tensor has a tangent of forward-mode differentiation."""
+    return tensor is not None and unpack_dual(tensor).tangent is not None
 
 
 def is_traced() -> bool:

@@ -8,7 +8,7 @@ batched over tasks, is also in PyTorch.
 import functools
 from collections.abc import Callable
 from ctypes import Structure
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,11 @@ from metadist.kernels.loader import (
     call,
     can_call,
     can_use_triton,
+    has_tangent,
     in_memory,
+    in_transform,
     int64_fields,
+    is_transformed,
 )
 
 _SOURCE = "norm_relu_pool"
@@ -54,16 +57,17 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
 def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
     """Whether a norm is supported for inputs of this type and device, of any shape.
 
-    PyTorch's batch norms with weight and bias, without running statistics and hooks, are supported:
-    on CPUs if their channels fill whole vectors (see also `can_call`), on GPUs if they are batched
-    over tasks (see also `can_use_triton`), there with bfloat16 inputs, too.
+    PyTorch's batch norms with weight and bias and without hooks are supported, if they normalize
+    with the statistics of the batch: on CPUs if their channels fill whole vectors (see also
+    `can_call`), on GPUs if they are batched over tasks (see also `can_use_triton`), there with
+    bfloat16 inputs, too. Running statistics are supported if the norm is not batched.
     """
     return (
         is_batch_norm(norm)
         and not has_hooks(norm)
-        and norm.running_mean is None
         and norm.weight is not None
         and norm.bias is not None
+        and _uses_batch_statistics(norm)
         and norm.weight.shape[-1] == norm.num_features
         and norm.bias.shape == norm.weight.shape
         and inputs.device == norm.weight.device
@@ -89,6 +93,13 @@ _TRITON_TYPES = (
 def _matches_triton(norm: BatchNorm, inputs: Tensor) -> bool:
     types = (inputs.dtype, norm.weight.dtype)
     return norm.weight.dim() == 2 and inputs.numel() > 0 and types in _TRITON_TYPES
+
+
+def _uses_batch_statistics(norm: BatchNorm) -> bool:
+    """Whether a norm normalizes with the statistics of the batch; it may keep running ones."""
+    if norm.running_mean is None:
+        return norm.running_var is None
+    return norm.training and norm.running_var is not None and norm.weight.dim() == 1
 
 
 def is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
@@ -130,13 +141,19 @@ def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     channels_last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
     tasks, n, *size, channels = channels_last.shape
     images = channels_last.reshape(tasks, n, *[1] * (0 if pool else 2 - len(size)), *size, channels)
-    out = norm_relu_pool_channels_last(images, weight, bias, float(norm.eps), 2 if pool else 1)
+    window = 2 if pool else 1
+    out = norm_relu_pool_channels_last(images, weight, bias, float(norm.eps), window, norm)
     out = (out if pool else out.reshape(channels_last.shape)).movedim(-1, 2)
     return out.squeeze(0) if unbatched else out
 
 
 def norm_relu_pool_channels_last(
-    inputs: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    window: int,
+    norm: BatchNorm | None = None,
 ) -> Tensor:
     """(tasks, n, h, w, channels) -> (tasks, n, h // window, w // window, channels).
 
@@ -146,25 +163,82 @@ def norm_relu_pool_channels_last(
         bias: the norm's biases, of shape (tasks, channels).
         eps: the norm's eps.
         window: 2 to pool, else 1.
+        norm: the norm whose running statistics, if it has them, are updated.
     """
     # Contiguous here: tensors saved for double backward must be inputs of the function.
     tensors = (tensor.contiguous() for tensor in (inputs, weight, bias))
-    return _NormReLUPool.apply(*tensors, eps, window)
+    return _NormReLUPool.apply(*tensors, eps, window, norm)
 
 
-def batched_norm_relu(inputs: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Batch norm and ReLU of batched tasks in PyTorch, with explicit derivatives.
+def can_norm_relu(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
+    """Whether `norm_relu_rows` can take the place of an unbatched norm on a CPU.
+
+    PyTorch's batch norm of channels-last inputs rounds 30 times as much and takes up to five times
+    as long with two derivatives. It remains for evaluation with running statistics, hooks,
+    autocast, torch.func transforms, forward-mode derivatives, tracing and compilation.
+
+    Args:
+        norm: a module.
+        inputs: the inputs, of shape (n, channels, *size).
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and is_batch_norm(norm)
+        and not has_hooks(norm)
+        and norm.weight is not None
+        and _uses_batch_statistics(norm)
+        and norm.weight.shape == (norm.num_features,)
+        and (norm.bias is None or norm.bias.shape == norm.weight.shape)
+        and inputs.is_cpu
+        and inputs.dtype == norm.weight.dtype
+        and inputs.dim() - 1 in _DIMENSIONS[type(norm)]
+        and inputs.shape[1] == norm.num_features
+        and _values_per_channel(norm, inputs) > 1
+        and not in_transform()
+        and not torch.jit.is_tracing()
+        and not any(has_tangent(each) for each in (inputs, norm.weight, norm.bias))
+    )
+
+
+def norm_relu_rows(
+    inputs: Tensor, weight: Tensor, bias: Tensor, eps: float, norm: BatchNorm | None = None
+) -> Tensor:
+    """Batch norm and ReLU in PyTorch, batched over tasks, with explicit derivatives.
 
     Args:
         inputs: the inputs, of shape (tasks, rows, channels); statistics are over the rows.
         weight: the norm's weights, of shape (tasks, 1, channels).
         bias: the norm's biases, of shape (tasks, 1, channels).
         eps: the norm's eps.
+        norm: the norm whose running statistics, if it has them, are updated.
 
     Returns:
         The outputs, of shape (tasks, rows, channels), twice differentiable.
     """
-    return _NormReLU.apply(inputs, weight, bias, eps)
+    return _NormReLU.apply(inputs, weight, bias, eps, norm)
+
+
+def update_running_statistics(
+    norm: BatchNorm | None, mean: Tensor, inverse: Tensor, rows: int
+) -> None:
+    """Update a norm's running statistics as PyTorch does, if it has them.
+
+    Args:
+        norm: the norm, not batched.
+        mean: the mean of its inputs, with one element per channel.
+        inverse: 1 / sqrt(variance + eps), of the same shape.
+        rows: the number of values per channel.
+    """
+    if norm is None or not norm.track_running_stats or norm.running_mean is None:
+        return
+    momentum = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if momentum is None:  # a cumulative average
+            momentum = 1 / float(norm.num_batches_tracked)
+    variance = (inverse.square().reciprocal_() - norm.eps).clamp_(min=0) * (rows / (rows - 1))
+    norm.running_mean.lerp_(mean.flatten(), momentum or 0.0)
+    cast(Tensor, norm.running_var).lerp_(variance.flatten(), momentum or 0.0)
 
 
 def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> None:
@@ -214,12 +288,19 @@ class _NotDifferentiable(Function):
 class _NormReLUPool(Function):
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
+        ctx: Any,
+        y: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        window: int,
+        norm: BatchNorm | None,
     ) -> Tensor:
         tasks, n, height, width, channels = y.shape
         out = weight.new_empty(tasks, n, height // window, width // window, channels)
         mean, inverse = torch.empty_like(weight), torch.empty_like(weight)
         _call("forward", window, y, y, weight, bias, eps, out, mean, inverse)
+        update_running_statistics(norm, mean, inverse, y[0, ..., 0].numel())
         ctx.window = window
         ctx.save_for_backward(y, weight, bias, mean, inverse)
         return out
@@ -228,7 +309,7 @@ class _NormReLUPool(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         grad_output = grad_output.contiguous()  # here, since it is saved
         grads = _NormReLUPoolBackward.apply(grad_output, *ctx.saved_tensors, ctx.window)
-        return *grads, None, None
+        return *grads, None, None, None
 
 
 class _NormReLUPoolBackward(Function):
@@ -274,12 +355,14 @@ class _NormReLU(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        mean = y.mean(1, keepdim=True)
-        variance = (y - mean).square_().mean(1, keepdim=True)
-        inverse = (variance + eps).rsqrt()
+    def forward(
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, norm: BatchNorm | None
+    ) -> Tensor:
+        mean, inverse = _statistics(y, eps)
+        update_running_statistics(norm, mean, inverse, y.shape[1])
         scale = weight * inverse
         out = torch.addcmul(bias - mean * scale, y, scale).relu_()
+        ctx.eps = eps
         ctx.save_for_backward(y, weight, mean, inverse, out)
         return out
 
@@ -287,23 +370,38 @@ class _NormReLU(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         y, weight, mean, inverse, out = ctx.saved_tensors
         z = torch.ops.aten.threshold_backward(grad_output, out.detach(), 0)
-        return *_NormReLUBackward.apply(z, y, weight, mean, inverse), None
+        if is_transformed(grad_output):  # no Function may be called there
+            return *_gradients(z, y, weight, *_statistics(y, ctx.eps))[:3], None, None
+        return *_NormReLUBackward.apply(z, y, weight, mean, inverse), None, None
+
+
+def _statistics(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The mean and 1 / deviation."""
+    mean = y.mean(1, keepdim=True)
+    variance = (y - mean).square_().mean(1, keepdim=True)
+    return mean, (variance + eps).rsqrt()
+
+
+def _gradients(
+    z: Tensor, y: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """With s = γ / deviation: dy = s (z - <z> - h <zh>), dγ = Σ zh, dβ = Σ z, <z> and <zh>."""
+    mean_z = z.mean(1, keepdim=True)
+    mean_zh = ((z * y).mean(1, keepdim=True) - mean * mean_z) * inverse
+    scale = weight * inverse
+    by_y = -scale * mean_zh * inverse
+    dy = torch.addcmul(-scale * mean_z - by_y * mean, z, scale).addcmul_(y, by_y)
+    return dy, mean_zh * y.shape[1], mean_z * y.shape[1], mean_z, mean_zh
 
 
 class _NormReLUBackward(Function):
-    """dy = s (z - <z> - h <zh>) with s = γ / deviation; dγ = Σ zh; dβ = Σ z."""
-
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, y: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean_z = z.mean(1, keepdim=True)
-        mean_zh = ((z * y).mean(1, keepdim=True) - mean * mean_z) * inverse
-        scale = weight * inverse
-        by_y = -scale * mean_zh * inverse
-        dy = torch.addcmul(-scale * mean_z - by_y * mean, z, scale).addcmul_(y, by_y)
+        dy, d_weight, d_bias, mean_z, mean_zh = _gradients(z, y, weight, mean, inverse)
         ctx.save_for_backward(z, y, weight, mean, inverse, mean_z, mean_zh)
-        return dy, mean_zh * y.shape[1], mean_z * y.shape[1]
+        return dy, d_weight, d_bias
 
     @staticmethod
     @_last_derivative

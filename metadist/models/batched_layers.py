@@ -17,10 +17,12 @@ from metadist.kernels.convolution import can_convolve, convolve, geometry_of
 from metadist.kernels.fused_block import can_fuse_block, fused_block
 from metadist.kernels.matmul import matmul, to_autocast_dtype
 from metadist.kernels.norm_relu_pool import (
-    batched_norm_relu,
+    BatchNorm,
     can_fuse_norm_relu_pool,
+    can_norm_relu,
     fused_norm_relu_pool,
     is_batch_norm,
+    norm_relu_rows,
 )
 from metadist.kernels.unfold import unfold
 
@@ -148,23 +150,31 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
         and not (pool and min(inputs.shape[-2:]) < 2)
     ):
         return fused_norm_relu_pool(norm, inputs, pool)
-    if not is_batch_norm(norm) or norm.weight is None or norm.weight.dim() == 1:
-        if is_batch_norm(norm) and inputs.is_cpu:
-            inputs = inputs.contiguous()  # channels last, PyTorch's is slower and less accurate
-        out = F.relu(norm(inputs))
+    if can_norm_relu(norm, inputs):
+        out = _norm_relu(norm, inputs.unsqueeze(0)).squeeze(0)
+    elif is_batch_norm(norm) and norm.weight is not None and norm.weight.dim() == 2:
+        out = _norm_relu(norm, inputs)
     else:
-        channels_last = inputs.movedim(2, -1)
-        if channels_last[0, ..., 0].numel() == 1:
-            raise ValueError(
-                f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
-            )
-        weight = norm.weight.unsqueeze(1)
-        bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.unsqueeze(1)
-        # As under autocast, statistics have the type of the weight.
-        dtype = torch.promote_types(inputs.dtype, weight.dtype)
-        values = channels_last.flatten(1, -2).to(dtype)
-        rows = batched_norm_relu(values, weight, bias, norm.eps)
-        out = rows.view(channels_last.shape).movedim(-1, 2)
+        if is_batch_norm(norm) and inputs.is_cpu and (norm.training or norm.running_mean is None):
+            inputs = inputs.contiguous()  # channels last, PyTorch's statistics are less accurate
+        out = F.relu(norm(inputs))
     if not pool:
         return out
     return F.max_pool2d(out.flatten(0, -4), 2).unflatten(0, out.shape[:-3])
+
+
+def _norm_relu(norm: BatchNorm, inputs: Tensor) -> Tensor:
+    """Batch norm and ReLU of (tasks, n, channels, *size), unbatched for one task."""
+    channels_last = inputs.movedim(2, -1)
+    if channels_last[0, ..., 0].numel() == 1:
+        raise ValueError(
+            f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
+        )
+    weight = norm.weight.view(len(inputs), 1, -1)
+    bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.view_as(weight)
+    # As under autocast, statistics have the type of the weight.
+    dtype = torch.promote_types(inputs.dtype, weight.dtype)
+    rows = channels_last.flatten(1, -2).to(dtype)
+    tracking = norm if norm.weight.dim() == 1 else None
+    out = norm_relu_rows(rows, weight, bias, norm.eps, tracking)
+    return out.view(channels_last.shape).movedim(-1, 2)

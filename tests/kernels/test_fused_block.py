@@ -93,8 +93,22 @@ def test_when_conv4_uses_the_fused_block(monkeypatch):
         Conv4((1, 28, 28), 5, filters=16, pooling="stride")(torch.zeros(64, 1, 28, 28))
         Conv4((1, 28, 28), 5, filters=16, pooling="max", native=False)(torch.zeros(64, 1, 28, 28))
         running = Conv4((1, 28, 28), 5, 16, "max", running_statistics=True)
-        running(torch.zeros(64, 1, 28, 28))
+        running.eval()(torch.zeros(64, 1, 28, 28))
     assert calls == ["forward"]
+
+
+def test_running_statistics_are_those_of_pytorch():
+    """Of a model without kernels."""
+    images = torch.rand(16, 1, 28, 28).double()
+    fused = Conv4((1, 28, 28), 5, 16, "max", running_statistics=True).double()
+    plain = Conv4((1, 28, 28), 5, 16, "max", running_statistics=True, native=False).double()
+    plain.load_state_dict(fused.state_dict())
+    for model in (fused, plain):
+        model(images).square().sum().backward()  # the first block once more, for double backward
+        (first,) = torch.autograd.grad(model(images).sum(), model.head.weight, create_graph=True)
+        first.sum().backward()
+    for found, expected in zip(fused.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("frozen", ["convolution.weight", "convolution.bias", "norm.weight"])

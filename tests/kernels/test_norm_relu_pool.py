@@ -1,10 +1,15 @@
 """The C++ norm, ReLU and pooling against PyTorch's, up to the second derivative."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
@@ -121,7 +126,7 @@ def test_a_norm_without_weights():
 def test_a_norm_without_bias(native):
     layer, inputs = norm(16), torch.randn(2, 16, 3, 3)
     layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.8 does not have
-    assert torch.equal(norm_relu(layer, inputs, native=native), F.relu(layer(inputs)))
+    torch.testing.assert_close(norm_relu(layer, inputs, native=native), F.relu(layer(inputs)))
 
 
 @needs_compiler
@@ -154,7 +159,8 @@ def test_non_finite_values_propagate(value):
 def test_can_fuse():
     inputs = torch.randn(4, 16, 4, 4)
     assert not can_fuse_norm_relu_pool(nn.Identity(), inputs)
-    assert not can_fuse_norm_relu_pool(nn.BatchNorm2d(16), inputs)
+    assert can_fuse_norm_relu_pool(nn.BatchNorm2d(16), inputs)
+    assert not can_fuse_norm_relu_pool(nn.BatchNorm2d(16).eval(), inputs)
     assert not can_fuse_norm_relu_pool(
         nn.BatchNorm2d(16, affine=False, track_running_stats=False), inputs
     )
@@ -198,6 +204,25 @@ def test_third_derivatives_raise_an_error(native, pool, monkeypatch):
         for each in (before.weight, after.weight, factor, *([inputs] * inputs.requires_grad)):
             with pytest.raises(NotImplementedError, match="third derivatives"):
                 torch.autograd.grad(product.square().sum(), each, retain_graph=True)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, 0.9, None])
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d])
+def test_running_statistics_are_updated_as_in_pytorch(native, tracked, momentum, kind):
+    torch.manual_seed(0)
+    theirs = kind(16, momentum=momentum).double()
+    theirs.track_running_stats = tracked  # the buffers remain, and are not used in training
+    ours = copy.deepcopy(theirs)
+    for _ in range(3):
+        inputs = 2 + 3 * torch.randn(5, 16, *[4, 3][: 2 * (kind is nn.BatchNorm2d)]).double()
+        found, expected = norm_relu(ours, inputs, native=native), F.relu(theirs(inputs))
+        torch.testing.assert_close(found, expected)
+    for found, expected in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+    ours.eval(), theirs.eval()
+    torch.testing.assert_close(norm_relu(ours, inputs, native=native), F.relu(theirs(inputs)))
 
 
 def test_an_outlier_in_the_first_row_costs_no_precision():
@@ -292,3 +317,64 @@ def test_dispatch_modes_see_pytorchs_operations():
     traced = make_fx(model)(images)
     more = torch.randn(4, 1, 28, 28)
     torch.testing.assert_close(traced(more), model(more))
+
+
+def weighted(function):
+    """The sum of a function's values with different weights."""
+
+    def value(inputs):
+        values = function(inputs)
+        return (values.sin() * torch.arange(values.numel()).view_as(values)).sum()
+
+    return value
+
+
+def ours_and_pytorchs():
+    """Norm and ReLU without kernels, PyTorch's, and inputs."""
+    torch.manual_seed(0)
+    layer, inputs = norm(3).double(), torch.randn(3, 3, 2, 2).double()
+    layer.weight, layer.bias = (nn.Parameter(torch.rand(3).double()) for _ in range(2))
+    return partial(norm_relu, layer, native=False), lambda each: F.relu(layer(each)), inputs
+
+
+def test_batched_gradients_without_kernels():
+    """Those of `is_grads_batched`: first derivatives, of them, and second derivatives."""
+    *functions, inputs = ours_and_pytorchs()
+    found = []
+    for function in functions:
+        given = inputs.clone().requires_grad_()
+        first = jacobian(function, given, create_graph=True, vectorize=True)
+        (second,) = torch.autograd.grad(first.sin().sum(), given)
+        found.append([first, second, hessian(weighted(function), inputs, vectorize=True)])
+    torch.testing.assert_close(*found)
+
+
+def test_forward_mode_derivatives_without_kernels():
+    """By inputs, of a derivative by inputs, and of a derivative of what follows."""
+    *functions, inputs = ours_and_pytorchs()
+    found = []
+    for function in functions:
+        given, tangent = inputs.clone().requires_grad_(), inputs.sin()
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(given, tangent)
+            value = weighted(function)(dual)
+            (gradient,) = torch.autograd.grad(value, dual)
+            outputs = function(given)
+            arriving = forward_ad.make_dual(torch.ones_like(outputs), outputs.detach().cos())
+            (after,) = torch.autograd.grad(outputs, given, arriving)
+            duals = [forward_ad.unpack_dual(each) for each in (value, gradient, after)]
+            found.append([part for dual in duals for part in dual])
+    torch.testing.assert_close(*found)
+
+
+def test_torch_func_without_kernels():
+    """The transform starts before the norm or after it."""
+    *functions, inputs = ours_and_pytorchs()
+    found = []
+    for function in functions:
+        given = inputs.clone().requires_grad_()
+        outputs = function(given)
+        vectors = torch.stack([outputs.detach().cos(), outputs.detach().sin()])
+        pull = partial(torch.autograd.grad, outputs, given, retain_graph=True)
+        found.append([torch.func.hessian(weighted(function))(inputs), *vmap(pull)(vectors)])
+    torch.testing.assert_close(*found)
