@@ -43,8 +43,8 @@ def hydra_main(
     """The main function of a program that runs an experiment.
 
     The function composes the configuration CONFIG_NAME.yaml with the command line, runs the job on
-    every rank, and then exits the process. All ranks share one run directory; only rank zero writes
-    to it. After a user error, rank zero prints one sentence and the exit status is 2.
+    every rank, and then exits the process. All ranks share one run directory. After a user error,
+    rank zero prints one sentence and the exit status is 2.
 
     Args:
         config_name: "maml" or "ddp", or the name of a configuration in `config_path`.

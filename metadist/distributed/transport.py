@@ -21,6 +21,7 @@ from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
 from metadist.distributed.request_threads import CALL_STILL_RUNS, REQUEST_SECONDS, request_threads
+from metadist.distributed.store import store_errors_as_worker_lost
 from metadist.distributed.world import default_worker_name_format, get_world_info
 from metadist.errors import UserError, first_line
 
@@ -270,7 +271,7 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
     store = dist.PrefixStore(f"{group}#{_barriers[group]}", transport.store)
     keys = {worker: str(transport.names.index(worker)) for worker in workers}
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    try:
+    with store_errors_as_worker_lost():
         store.set(keys[own_name], "")
         arrived = store.add("arrived", 1)
         if arrived == len(workers):
@@ -290,8 +291,6 @@ def wait_for_workers(topic: str, workers: list[str], timeout: float | None) -> N
         outcome = store.get(_OUTCOME).decode()
         if outcome != _ALL_ARRIVED:
             raise WorkerLostError(*json.loads(outcome))
-    except RuntimeError as error:
-        raise WorkerLostError(f"the job's store cannot be reached ({first_line(error)}).") from None
 
 
 def _check_arrivals(

@@ -44,7 +44,8 @@ class SummingMapper(Protocol):
         Args:
             calls: the shards.
             weights: the weight of each shard.
-            inputs: the tensors with respect to which the sum is differentiated.
+            inputs: the tensors with respect to which the sum is differentiated; for a mapper of
+                tasks, the learner's parameters that require grad, in their order.
         """
 
 

@@ -19,7 +19,7 @@ void for_each_row_pair(const ConvShape& s, Callback callback) {
 
 template <class R>
 void forward(const ConvShape& s, const R* inputs, const R* weight, const R* bias, const R* gamma,
-             const R* beta, double eps, R* out, R* mean, R* inverse) {
+             const R* beta, double eps, R* out, R* mean, R* inverse, R* unbiased_variance) {
     using L = Lanes<R>;
     using V = typename L::Vector;
     const int64_t C = s.out, rows = s.images * s.in_pixels(), out_height = s.height / 2,
@@ -36,7 +36,8 @@ void forward(const ConvShape& s, const R* inputs, const R* weight, const R* bias
             convolution.forward(count, bias, +y);
             moments.add(y, count);
         });
-        moments.finalize(eps, mean, inverse);
+        moments.finalize(eps, mean, inverse, unbiased_variance);
+        if (unbiased_variance) unbiased_variance += C;
         affine(C, gamma, beta, mean, inverse, +scale, +shift);
         for_each_row_pair(s, [&](int64_t n, int64_t pair, int64_t first, int64_t count) {
             if (pair == out_height) return;
@@ -134,8 +135,8 @@ void backward(const ConvShape& s, const R* gradient, const R* inputs, const R* w
 #define EXPORT(R, SUFFIX)                                                                          \
     extern "C" void forward_##SUFFIX(ConvShape s, const R* inputs, const R* weight, const R* bias, \
                                      const R* gamma, const R* beta, double eps, R* out, R* mean,   \
-                                     R* inverse) {                                                 \
-        forward(s, inputs, weight, bias, gamma, beta, eps, out, mean, inverse);                    \
+                                     R* inverse, R* unbiased_variance) {                           \
+        forward(s, inputs, weight, bias, gamma, beta, eps, out, mean, inverse, unbiased_variance); \
     }                                                                                              \
     extern "C" void backward_##SUFFIX(ConvShape s, const R* gradient, const R* inputs,             \
                                       const R* weight, const R* bias, const R* gamma,              \

@@ -24,8 +24,10 @@ from metadist.kernels.loader import call, can_call
 from metadist.kernels.norm_relu_pool import (
     BatchNorm,
     can_fuse_norm,
+    differentiable_gradients,
     has_hooks,
     norm_relu_pool_channels_last,
+    tracks_statistics,
     update_running_statistics,
 )
 
@@ -108,8 +110,10 @@ class _FusedBlock(Function):
         mean, inverse = torch.empty_like(gamma), torch.empty_like(gamma)
         inputs = (images, weight, bias, gamma, beta)
         shape = conv_shape(images, weight.shape[-1], SAME)
-        call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse)
-        update_running_statistics(norm, mean, inverse, images[0, ..., 0].numel())
+        variance = torch.empty_like(gamma) if tracks_statistics(norm) else None
+        call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse, variance)
+        if variance is not None:
+            update_running_statistics(norm, mean, variance)
         ctx.eps = eps
         ctx.save_for_backward(*inputs, mean, inverse)
         return out
@@ -118,14 +122,14 @@ class _FusedBlock(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, mean, inverse = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            # Aliases, since a parameter may be another one or computed from it.
-            inputs = [tensor.view_as(tensor) for tensor in inputs]
-            images, weight, bias, gamma, beta = inputs
-            features = convolve(images, weight.permute(0, 4, 3, 1, 2), bias)
-            out = norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2)
-            required = [tensor for tensor in inputs if tensor.requires_grad]
-            grads = iter(torch.autograd.grad(out, required, grad_output, create_graph=True))
-            return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None, None
+
+            def separate(
+                images: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor
+            ) -> tuple[Tensor]:
+                features = convolve(images, weight.permute(0, 4, 3, 1, 2), bias)
+                return (norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2),)
+
+            return *differentiable_gradients(separate, inputs, [grad_output]), None, None
         images, weight, bias, gamma, _ = inputs
         outputs = [torch.empty_like(parameter) for parameter in (weight, bias, gamma, gamma)]
         shape = conv_shape(images, weight.shape[-1], SAME)

@@ -66,7 +66,7 @@ def can_call(name: str, tensor: Tensor, *others: Tensor | None) -> bool:
         and has_memory((tensor, *others))
         and torch.get_num_threads() == 1
         and not in_transform()
-        and not torch._C._len_torch_dispatch_stack()
+        and not in_dispatch_mode()
         and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
         and library(name) is not None
@@ -91,7 +91,7 @@ def can_use_triton(tensor: Tensor, *others: Tensor | None) -> bool:
         and tensor.dtype in _GPU_TYPES
         and has_memory((tensor, *others))
         and not in_transform()
-        and not torch._C._len_torch_dispatch_stack()
+        and not in_dispatch_mode()
         and not torch.jit.is_tracing()
         and not (
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") not in _GPU_TYPES
@@ -100,6 +100,12 @@ def can_use_triton(tensor: Tensor, *others: Tensor | None) -> bool:
         and tensor.device.index == torch.cuda.current_device()
         and has_triton(tensor.device, tensor.dtype)
     )
+
+
+def in_dispatch_mode() -> bool:
+    """Whether a mode sees PyTorch's operations, such as fake tensors or `make_fx`."""
+    before_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch()
+    return bool(torch._C._len_torch_dispatch_stack() or before_autograd)
 
 
 def has_memory(tensors: Iterable[Tensor | None]) -> bool:

@@ -80,10 +80,13 @@ class Moments {
         seen_rows = total;
     }
 
-    void finalize(double eps, R* mean_out, R* inverse_out) const {
+    // The unbiased variance is not stored if its pointer is null.
+    void finalize(double eps, R* mean_out, R* inverse_out, R* unbiased_variance) const {
         for (int64_t c = 0; c < channels; ++c) {
+            const double square = std::max(squares[c], 0.0);
             mean_out[c] = R(mean[c]);
-            inverse_out[c] = R(1 / std::sqrt(std::max(squares[c] / seen_rows, 0.0) + eps));
+            inverse_out[c] = R(1 / std::sqrt(square / seen_rows + eps));
+            if (unbiased_variance) unbiased_variance[c] = R(square / (seen_rows - 1));
         }
     }
 

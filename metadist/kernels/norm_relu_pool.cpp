@@ -65,7 +65,7 @@ void for_each_unpooled(const Shape& s, const R* gradient, const R* y, const R* s
 
 template <class R, int WINDOW>
 void forward(const Shape& s, const R* y, const R* weight, const R* bias, double eps, R* out,
-             R* mean, R* inverse) {
+             R* mean, R* inverse, R* unbiased_variance) {
     using L = Lanes<R>;
     using V = typename L::Vector;
     const int64_t C = s.channels, rows = s.rows(), pooled = s.out_rows();
@@ -75,7 +75,8 @@ void forward(const Shape& s, const R* y, const R* weight, const R* bias, double 
         Moments<R> moments(C);
         for (int64_t first = 0; first < rows; first += BLOCK_ROWS)
             moments.add(y + first * C, std::min(BLOCK_ROWS, rows - first));
-        moments.finalize(eps, mean, inverse);
+        moments.finalize(eps, mean, inverse, unbiased_variance);
+        if (unbiased_variance) unbiased_variance += C;
         affine<R>(C, weight, bias, mean, inverse, scale, shift);
         for_each_window(
             s,
@@ -228,9 +229,10 @@ void double_backward(const Shape& s, const R* t, const R* t_weight, const R* t_b
 
 #define EXPORT(R, SUFFIX)                                                                          \
     extern "C" void forward_##SUFFIX(Shape s, const R* y, const R* weight, const R* bias,          \
-                                     double eps, R* out, R* mean, R* inverse) {                    \
+                                     double eps, R* out, R* mean, R* inverse,                      \
+                                     R* unbiased_variance) {                                       \
         (s.window == 2 ? forward<R, 2> : forward<R, 1>)(s, y, weight, bias, eps, out, mean,        \
-                                                        inverse);                                  \
+                                                        inverse, unbiased_variance);               \
     }                                                                                              \
     extern "C" void backward_##SUFFIX(Shape s, const R* gradient, const R* y, const R* weight,     \
                                       const R* bias, const R* mean, const R* inverse, R* dy,       \

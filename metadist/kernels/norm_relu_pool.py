@@ -5,14 +5,16 @@ the separate operations take longer than the convolutions between them. Batch no
 batched over tasks, is also in PyTorch.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import Structure
+from itertools import compress
 from typing import Any, TypeGuard, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.modules.module import _has_any_global_hook
 
 from metadist.kernels.loader import (
     VECTOR_BYTES,
@@ -29,6 +31,10 @@ from metadist.kernels.loader import (
 _SOURCE = "norm_relu_pool"
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+
+MIN_ELEMENTS = 2**15
+"""The size of the inputs from which PyTorch's norm is slower than the functions of this module that
+take its place for a single task."""
 
 _DIMENSIONS = {nn.BatchNorm1d: (1, 2), nn.BatchNorm2d: (3,)}
 """How many more dimensions than the weight a norm's inputs may have."""
@@ -51,6 +57,7 @@ def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchN
         and inputs.shape[norm.weight.dim()] == norm.num_features
         and (norm.weight.dim() == 1 or len(inputs) == len(norm.weight))
         and _values_per_channel(norm, inputs) > 1
+        and (norm.running_mean is None or inputs.numel() >= MIN_ELEMENTS)
     )
 
 
@@ -79,6 +86,7 @@ def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
                 and can_call(_SOURCE, inputs, norm.weight, norm.bias)
             )
         )
+        and not any(has_tangent(each) for each in (inputs, norm.weight, norm.bias))
     )
 
 
@@ -97,6 +105,8 @@ def _matches_triton(norm: BatchNorm, inputs: Tensor) -> bool:
 
 def _uses_batch_statistics(norm: BatchNorm) -> bool:
     """Whether a norm normalizes with the statistics of the batch; it may keep running ones."""
+    if norm.eps <= 0:
+        return False  # PyTorch's error
     if norm.running_mean is None:
         return norm.running_var is None
     return norm.training and norm.running_var is not None and norm.weight.dim() == 1
@@ -111,8 +121,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether the module has forward or backward hooks."""
-    return any(vars(module)[hooks] for hooks in _HOOKS)
+    """Whether forward or backward hooks are called for the module."""
+    return any(vars(module)[hooks] for hooks in _HOOKS) or bool(_has_any_global_hook())
 
 
 def _values_per_channel(norm: BatchNorm, inputs: Tensor) -> int:
@@ -191,6 +201,8 @@ def can_norm_relu(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
         and (norm.bias is None or norm.bias.shape == norm.weight.shape)
         and inputs.is_cpu
         and inputs.dtype == norm.weight.dtype
+        and inputs.dtype in (torch.float32, torch.float64)
+        and inputs.numel() >= MIN_ELEMENTS
         and inputs.dim() - 1 in _DIMENSIONS[type(norm)]
         and inputs.shape[1] == norm.num_features
         and _values_per_channel(norm, inputs) > 1
@@ -218,30 +230,52 @@ def norm_relu_rows(
     return _NormReLU.apply(inputs, weight, bias, eps, norm)
 
 
-def update_running_statistics(
-    norm: BatchNorm | None, mean: Tensor, inverse: Tensor, rows: int
-) -> None:
-    """Update a norm's running statistics as PyTorch does, if it has them.
+def tracks_statistics(norm: BatchNorm | None) -> TypeGuard[BatchNorm]:
+    """Whether a norm that normalizes with the statistics of the batch updates running ones."""
+    return norm is not None and norm.track_running_stats and norm.running_mean is not None
+
+
+def update_running_statistics(norm: BatchNorm, mean: Tensor, unbiased_variance: Tensor) -> None:
+    """Update a norm's running statistics as PyTorch does.
 
     Args:
-        norm: the norm, not batched.
-        mean: the mean of its inputs, with one element per channel.
-        inverse: 1 / sqrt(variance + eps), of the same shape.
-        rows: the number of values per channel.
+        norm: the norm, not batched, for which `tracks_statistics` holds.
+        mean: the mean of its inputs, of any shape with one element per channel.
+        unbiased_variance: their variance, of the same shape.
     """
-    if norm is None or not norm.track_running_stats or norm.running_mean is None:
-        return
     momentum = norm.momentum
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         if momentum is None:  # a cumulative average
             momentum = 1 / float(norm.num_batches_tracked)
-    variance = (inverse.square().reciprocal_() - norm.eps).clamp_(min=0) * (rows / (rows - 1))
-    norm.running_mean.lerp_(mean.flatten(), momentum or 0.0)
-    cast(Tensor, norm.running_var).lerp_(variance.flatten(), momentum or 0.0)
+    cast(Tensor, norm.running_mean).lerp_(mean.view(-1), momentum or 0.0)
+    cast(Tensor, norm.running_var).lerp_(unbiased_variance.view(-1), momentum or 0.0)
 
 
-def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> None:
+def differentiable_gradients(
+    function: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a function, recorded for further derivatives; None for constant inputs.
+
+    Args:
+        function: a function of tensors, in operations whose derivatives autograd knows.
+        inputs: its arguments.
+        gradients: the gradient with respect to each of its outputs.
+    """
+    with torch.enable_grad():
+        # Aliases, since an input may be another one or computed from it.
+        aliases = [tensor.view_as(tensor) for tensor in inputs]
+        required = [alias for alias in aliases if alias.requires_grad]
+        pairs = zip(function(*aliases), gradients, strict=True)
+        outputs, arriving = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
+        options = {"create_graph": True, "allow_unused": True}
+        found = iter(torch.autograd.grad(outputs, required, arriving, **options))
+    return tuple(next(found) if alias.requires_grad else None for alias in aliases)
+
+
+def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float | None) -> None:
     """Call a function of the source, or the one of this name in Triton, for inputs like `y`."""
     if y.is_cuda:
         from metadist.kernels import norm_relu_pool_gpu  # imports Triton
@@ -251,38 +285,26 @@ def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float) -> 
         call(_SOURCE, function, y.dtype, _Shape(*y.shape, window), *arguments)
 
 
-def _last_derivative(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Let derivatives of the three gradients that a double backward pass returns raise an error.
-
-    `once_differentiable` takes them for constants if no gradient that arrives requires grad, and
-    also in `torch.autograd.grad`, which does not reach its error.
-    """
-
-    @functools.wraps(backward)
-    def wrapper(ctx: Any, *arriving: Tensor) -> tuple[Any, ...]:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *arriving)
-        with torch.no_grad():
-            gradients = backward(ctx, *arriving)
-        depend_on = (*arriving, *ctx.saved_tensors)
-        return *_NotDifferentiable.apply(*gradients[:3], *depend_on), *gradients[3:]
-
-    return wrapper
+def _norm_relu_pool(y: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int) -> Tensor:
+    """What the kernels compute, in PyTorch's operations."""
+    rows = y.flatten(1, -2).to(weight.dtype)
+    mean, inverse = _statistics(rows, eps)
+    out = (weight.unsqueeze(1) * (rows - mean) * inverse + bias.unsqueeze(1)).relu().view(y.shape)
+    if window == 1:
+        return out
+    pooled = F.max_pool2d(out.flatten(0, 1).movedim(-1, 1), window)
+    return pooled.movedim(1, -1).unflatten(0, y.shape[:2])
 
 
-class _NotDifferentiable(Function):
-    """The first three tensors, as functions of all, whose derivative raises an error."""
+def _statistics(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The mean and 1 / deviation over dimension 1."""
+    mean, variance = _moments(rows)
+    return mean, (variance + eps).rsqrt()
 
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tensors[:3]
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise NotImplementedError(
-            "third derivatives of batch norm are implemented neither by metadist nor by PyTorch: "
-            "use a norm that has them, such as `torch.nn.GroupNorm`"
-        )
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    mean = rows.mean(1, keepdim=True)
+    return mean, (rows - mean).square_().mean(1, keepdim=True)
 
 
 class _NormReLUPool(Function):
@@ -299,16 +321,25 @@ class _NormReLUPool(Function):
         tasks, n, height, width, channels = y.shape
         out = weight.new_empty(tasks, n, height // window, width // window, channels)
         mean, inverse = torch.empty_like(weight), torch.empty_like(weight)
-        _call("forward", window, y, y, weight, bias, eps, out, mean, inverse)
-        update_running_statistics(norm, mean, inverse, y[0, ..., 0].numel())
-        ctx.window = window
+        variance = torch.empty_like(weight) if tracks_statistics(norm) else None
+        _call("forward", window, y, y, weight, bias, eps, out, mean, inverse, variance)
+        if norm is not None and variance is not None:
+            update_running_statistics(norm, mean, variance)
+        ctx.eps, ctx.window = eps, window
         ctx.save_for_backward(y, weight, bias, mean, inverse)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        grad_output = grad_output.contiguous()  # here, since it is saved
-        grads = _NormReLUPoolBackward.apply(grad_output, *ctx.saved_tensors, ctx.window)
+        if is_transformed(grad_output):  # no Function may be called there
+
+            def plain(y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+                return (_norm_relu_pool(y, weight, bias, ctx.eps, ctx.window),)
+
+            grads = differentiable_gradients(plain, ctx.saved_tensors[:3], [grad_output])
+        else:
+            arguments = (grad_output.contiguous(), *ctx.saved_tensors)  # here, since it is saved
+            grads = _NormReLUPoolBackward.apply(*arguments, ctx.eps, ctx.window)
         return *grads, None, None, None
 
 
@@ -324,26 +355,40 @@ class _NormReLUPoolBackward(Function):
         bias: Tensor,
         mean: Tensor,
         inverse: Tensor,
+        eps: float,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dy, mean_z, mean_zh = torch.empty_like(y), torch.empty_like(mean), torch.empty_like(mean)
         inputs = (grad_output, y, weight, bias, mean, inverse)
         outputs = (dy, mean_z, mean_zh)
         _call("backward", window, y, *inputs, *outputs)
-        ctx.window = window
+        ctx.eps, ctx.window = eps, window
         ctx.save_for_backward(*inputs, mean_z, mean_zh)
         rows = y[0, ..., 0].numel()
         return dy, mean_zh * rows, mean_z * rows
 
     @staticmethod
-    @_last_derivative
     def backward(ctx: Any, t: Tensor, t_weight: Tensor, t_bias: Tensor) -> tuple[Any, ...]:
         grad_output, y, weight, *statistics = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed(t):
+            # The gradients by those of y, weight and bias that require them.
+            required = [each.requires_grad for each in (y, weight, statistics[0])]
+
+            def first(
+                gradient: Tensor, y: Tensor, weight: Tensor, bias: Tensor
+            ) -> tuple[Tensor, ...]:
+                out = _norm_relu_pool(y, weight, bias, ctx.eps, ctx.window)
+                by = list(compress((y, weight, bias), required))
+                return torch.autograd.grad(out, by, gradient, create_graph=True)
+
+            arriving = list(compress((t, t_weight, t_bias), required))
+            grads = differentiable_gradients(first, ctx.saved_tensors[:4], arriving)
+            return *grads, None, None, None, None
         outputs = torch.empty_like(grad_output), torch.empty_like(y), torch.empty_like(weight)
         tangents = (t.contiguous(), t_weight.contiguous(), t_bias.contiguous())
         arguments = (*tangents, grad_output, y, weight, *statistics, *outputs)
         _call("double_backward", ctx.window, y, *arguments)
-        return *outputs, None, None, None, None
+        return *outputs, None, None, None, None, None
 
 
 class _NormReLU(Function):
@@ -358,8 +403,11 @@ class _NormReLU(Function):
     def forward(
         ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, norm: BatchNorm | None
     ) -> Tensor:
-        mean, inverse = _statistics(y, eps)
-        update_running_statistics(norm, mean, inverse, y.shape[1])
+        mean, variance = _moments(y)
+        rows = y.shape[1]
+        if tracks_statistics(norm):
+            update_running_statistics(norm, mean, variance * (rows / (rows - 1)))
+        inverse = (variance + eps).rsqrt()
         scale = weight * inverse
         out = torch.addcmul(bias - mean * scale, y, scale).relu_()
         ctx.eps = eps
@@ -372,14 +420,7 @@ class _NormReLU(Function):
         z = torch.ops.aten.threshold_backward(grad_output, out.detach(), 0)
         if is_transformed(grad_output):  # no Function may be called there
             return *_gradients(z, y, weight, *_statistics(y, ctx.eps))[:3], None, None
-        return *_NormReLUBackward.apply(z, y, weight, mean, inverse), None, None
-
-
-def _statistics(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The mean and 1 / deviation."""
-    mean = y.mean(1, keepdim=True)
-    variance = (y - mean).square_().mean(1, keepdim=True)
-    return mean, (variance + eps).rsqrt()
+        return *_NormReLUBackward.apply(z, y, weight, mean, inverse, ctx.eps), None, None
 
 
 def _gradients(
@@ -387,7 +428,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """With s = γ / deviation: dy = s (z - <z> - h <zh>), dγ = Σ zh, dβ = Σ z, <z> and <zh>."""
     mean_z = z.mean(1, keepdim=True)
-    mean_zh = ((z * y).mean(1, keepdim=True) - mean * mean_z) * inverse
+    mean_zh = ((y - mean) * z).mean(1, keepdim=True) * inverse
     scale = weight * inverse
     by_y = -scale * mean_zh * inverse
     dy = torch.addcmul(-scale * mean_z - by_y * mean, z, scale).addcmul_(y, by_y)
@@ -397,20 +438,27 @@ def _gradients(
 class _NormReLUBackward(Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, y: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+        ctx: Any, z: Tensor, y: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         dy, d_weight, d_bias, mean_z, mean_zh = _gradients(z, y, weight, mean, inverse)
+        ctx.eps = eps
         ctx.save_for_backward(z, y, weight, mean, inverse, mean_z, mean_zh)
         return dy, d_weight, d_bias
 
     @staticmethod
-    @_last_derivative
     def backward(ctx: Any, g: Tensor, g_weight: Tensor, g_bias: Tensor) -> tuple[Any, ...]:
         z, y, weight, mean, inverse, mean_z, mean_zh = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed(g):
+
+            def first(z: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+                return _gradients(z, y, weight, *_statistics(y, ctx.eps))[:3]
+
+            grads = differentiable_gradients(first, (z, y, weight), (g, g_weight, g_bias))
+            return *grads, None, None, None
         rows = y.shape[1]
         scale = weight * inverse
         mean_g = g.mean(1, keepdim=True)
-        mean_gh = ((g * y).mean(1, keepdim=True) - mean * mean_g) * inverse
+        mean_gh = (y - mean).mul_(g).mean(1, keepdim=True) * inverse
         mean_gz = (g * z).mean(1, keepdim=True)
         # By z: s (g - <g> - h <gh>) + g_weight h + g_bias.
         by_h = g_weight - scale * mean_gh
@@ -424,4 +472,4 @@ class _NormReLUBackward(Function):
         by_y = -inverse * (inverse * mean_qh + weight * through * inverse.square() / rows)
         dy = torch.addcmul(-inverse * mean_q - by_y * mean, g, -inverse * scale * mean_zh)
         dy = dy.addcmul_(z, inverse * by_h).addcmul_(y, by_y)
-        return dz, dy, inverse * through, None, None
+        return dz, dy, inverse * through, None, None, None

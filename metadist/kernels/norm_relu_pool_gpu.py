@@ -55,6 +55,7 @@ def forward(
     out: Tensor,
     mean: Tensor,
     inverse: Tensor,
+    unbiased_variance: None = None,  # running statistics are not supported
 ) -> None:
     """Compute the outputs, and the mean and 1 / deviation of each channel."""
     rows = _launch(y, 1)

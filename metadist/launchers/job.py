@@ -369,7 +369,7 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
             )
     mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]
     if len(set(sizes)) > 1:  # of different GPUs
-        smallest = min((size for size in sizes if isinstance(size, int)), default=1)
+        smallest = min(size for size in sizes if isinstance(size, int))
         batch = experiment.trainer_config.meta_batch_size
         experiment.train_mapper = mapper = with_chunk_size(mapper, smallest, batch)
     compiled = mapper.compiled

@@ -161,12 +161,13 @@ class TorchrunLauncher(Launcher):
             rendezvous = ["--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
         elif self.node_rank is not None:
             rendezvous = [f"--node-rank={self.node_rank}"]
+        rendezvous_id = "metadist" if self.rdzv_id is None else self.rdzv_id
         return [
             *(sys.executable, "-m", "metadist.distributed.torchrun_agent"),
             f"--nnodes={self.nnodes}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={self.rdzv_endpoint or rendezvous_file}",
-            f"--rdzv-id={self.rdzv_id or 'metadist'}-{spec.directory.name}",
+            f"--rdzv-id={rendezvous_id}-{spec.directory.name}",
             *rendezvous,
             f"--nproc-per-node={self.nproc_per_node}",
             f"--max-restarts={self.max_restarts}",

@@ -36,6 +36,11 @@ class Episode(NamedTuple):
     support: Examples
     query: Examples
 
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of the four tensors."""
+        return [tensor.shape for part in self for tensor in part]
+
 
 class EpisodeDescription(NamedTuple):
     """A readable description of the classes and images in an episode.

@@ -115,8 +115,7 @@ def split_into_chunks(
     shapes: list[Any] | None = None
     largest, size = 0, 1
     for number, (key, episode) in enumerate(tasks):
-        task_shapes: list[Any] = [tensor.shape for part in episode for tensor in part]
-        task_shapes += _last_classes(learner, episode)
+        task_shapes: list[Any] = [*episode.shapes, *_last_classes(learner, episode)]
         if task_shapes != shapes or len(chunk) == size:
             if chunk:
                 yield make_chunk(chunk, largest > 0)

@@ -104,7 +104,8 @@ class Callback:
 
     def on_test_end(self, trainer: "Trainer", results: dict[str, Any]) -> None:
         """Called after the test, before `results.json` is written. It must not call `test`, nor
-        `save_checkpoint` if the best checkpoint was tested, whose weights are still loaded.
+        `validate` or `save_checkpoint` if the best checkpoint was tested, whose weights are still
+        loaded.
 
         Args:
             trainer: the run's trainer.

@@ -221,8 +221,7 @@ def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
     if not experiment.trainer_config.send_tasks:
         return MetaBatch(keys)
     episodes = [experiment.tasks.sample(key) for key in keys]
-    shapes = {tuple(tensor.shape for part in episode for tensor in part) for episode in episodes}
-    if len(shapes) > 1:
+    if any(episode.shapes != episodes[0].shapes for episode in episodes):
         raise UserError(
             "trainer.send_tasks=true needs tasks of equal shapes, but the tasks of a batch have "
             "different shapes: leave it out, so that each worker samples its own tasks."

@@ -1,7 +1,5 @@
 """The number of tasks that a GPU computes at once, from the memory that they take."""
 
-from typing import Any
-
 import torch
 
 from metadist.algorithms import Learner
@@ -61,8 +59,7 @@ def gpu_chunk_size(
         return "auto"
     keys = task_keys(0, "train", 0, range(max(_COUNTS)))
     episodes = [tasks.sample(key) for key in keys]
-    shapes: list[Any] = [[tensor.shape for part in each for tensor in part] for each in episodes]
-    if any(shape != shapes[0] for shape in shapes):
+    if any(episode.shapes != episodes[0].shapes for episode in episodes):
         return "auto"
     clone = module_clone(learner, by="reference", detach_buffers=True, device=device)
     learner = clone.train()

@@ -7,7 +7,7 @@ TorchInductor. Both have one shape: chunks with fewer tasks are padded with task
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import optree
@@ -90,13 +90,20 @@ def outer_step(arguments: StepArguments) -> StepSum:
     learner, parameters, episodes, weights, precision = arguments
     with profile_range("forward"):
         result, task_parameters = forward_batched(learner, parameters, episodes, precision)
-    inputs = [tensor for tensor in task_parameters.values() if tensor.requires_grad]
-    gradients: Sequence[Tensor | None] = [None] * len(inputs)
-    if result.loss.requires_grad and inputs:
-        with profile_range("backward"):
-            gradients = torch.autograd.grad(result.loss.sum(), inputs, allow_unused=True)
+    gradients = gradients_of(result.loss, task_parameters.values())
     with profile_range("reduce"):
         return weighted_step_sum(result, gradients, weights)
+
+
+def gradients_of(loss: Tensor, parameters: Iterable[Tensor]) -> Sequence[Tensor | None]:
+    """The gradient of the sum of losses by each parameter that requires grad; None if there is no
+    dependence.
+    """
+    inputs = [parameter for parameter in parameters if parameter.requires_grad]
+    if not loss.requires_grad or not inputs:
+        return [None] * len(inputs)
+    with profile_range("backward"):
+        return torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
 
 
 def weighted_step_sum(

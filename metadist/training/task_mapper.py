@@ -39,6 +39,7 @@ from metadist.training.outer_step import (
     StepArguments,
     StepSum,
     compiled_steps,
+    gradients_of,
     outer_step,
     weighted_step_sum,
 )
@@ -321,12 +322,8 @@ class TrainMapper(TaskMapper):
 
     def _single_step(self, learner: Learner, chunk: Chunk, weight: Tensor) -> StepSum:
         """The step of a task that is not batched."""
-        inputs = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         result = self._run_one(learner, chunk.keys[0], chunk.episodes)
-        gradients: Sequence[Tensor | None] = [None] * len(inputs)
-        if result.loss.requires_grad and inputs:
-            with profile_range("backward"):
-                gradients = torch.autograd.grad(result.loss, inputs, allow_unused=True)
+        gradients = gradients_of(result.loss, learner.parameters())
         with profile_range("reduce"):
             return weighted_step_sum(as_batch_of_one(result), as_batch_of_one(gradients), weight)
 

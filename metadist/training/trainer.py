@@ -228,6 +228,12 @@ class Trainer:
     def train(self) -> None:
         """Take the outer steps that are left, with validations and checkpoints between them. The
         drivers call it.
+
+        Raises:
+            UserError: the learner holds the best weights, which `test` has loaded; a loss or
+                gradient is not finite; too few steps are left for `trainer.profile=true`; or a
+                checkpoint cannot keep a callback's state.
+            Interrupted: the run was asked to stop. A checkpoint is saved.
         """
         self._require_last_weights("train")
         experiment, state = self.experiment, self.state
@@ -414,8 +420,10 @@ class Trainer:
         call it.
 
         Raises:
-            UserError: `on_validation_end` called it.
+            UserError: `on_validation_end` called it, or the learner holds the best weights, which
+                `test` has loaded.
         """
+        self._require_last_weights("validate")
         with self._not_in_own_hook("validate", "on_validation_end", "metrics"):
             return self._validate()
 
@@ -477,7 +485,7 @@ class Trainer:
             predictions: the file into which rank zero writes the predictions. Default: none.
 
         Raises:
-            UserError: `on_test_end` called it.
+            UserError: `on_test_end` called it, or the best checkpoint is missing or damaged.
         """
         experiment, started = self.experiment, time.perf_counter()
         with (

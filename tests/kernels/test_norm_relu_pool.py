@@ -1,6 +1,7 @@
 """The C++ norm, ReLU and pooling against PyTorch's, up to the second derivative."""
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
@@ -9,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.autograd.functional import hessian, jacobian
+from torch.autograd.functional import hessian, hvp, jacobian
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from metadist.kernels import fused_block, library
+from metadist.kernels import fused_block, library, norm_relu_pool
 from metadist.kernels.loader import can_call
 from metadist.kernels.norm_relu_pool import can_fuse_norm_relu_pool
 from metadist.models import Conv4
@@ -159,8 +160,9 @@ def test_non_finite_values_propagate(value):
 def test_can_fuse():
     inputs = torch.randn(4, 16, 4, 4)
     assert not can_fuse_norm_relu_pool(nn.Identity(), inputs)
-    assert can_fuse_norm_relu_pool(nn.BatchNorm2d(16), inputs)
-    assert not can_fuse_norm_relu_pool(nn.BatchNorm2d(16).eval(), inputs)
+    tracking, many = nn.BatchNorm2d(16), torch.randn(64, 16, 8, 8)
+    assert can_fuse_norm_relu_pool(tracking, many) and not can_fuse_norm_relu_pool(tracking, inputs)
+    assert not can_fuse_norm_relu_pool(tracking.eval(), many)
     assert not can_fuse_norm_relu_pool(
         nn.BatchNorm2d(16, affine=False, track_running_stats=False), inputs
     )
@@ -187,23 +189,50 @@ def test_a_model_works_under_torch_func():
             assert torch.allclose(found[name][task], parameter.grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("native", [True, False])
+def elementary_block(convolution, layer, images, pool):
+    """A block in operations that have derivatives of any order, for (tasks, n, channels, h, w)."""
+    weights = zip(images, convolution.weight, convolution.bias, strict=True)
+    features = torch.stack([F.conv2d(*each, padding=1) for each in weights])
+    mean = features.mean((1, 3, 4), keepdim=True)
+    variance = (features - mean).square().mean((1, 3, 4), keepdim=True)
+    weight, bias = (each[:, None, :, None, None] for each in (layer.weight, layer.bias))
+    out = (weight * (features - mean) / (variance + layer.eps).sqrt() + bias).relu()
+    return torch.stack([F.max_pool2d(each, 2) for each in out]) if pool else out
+
+
+@pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("pool", [True, False])
-def test_third_derivatives_raise_an_error(native, pool, monkeypatch):
-    """Of a Hessian-vector product by inputs, by the norm, and by what comes before and after it."""
+@pytest.mark.parametrize("constant", ["nothing", "images", "convolution", "norm"])
+def test_derivatives_up_to_the_fourth(channels, pool, constant, monkeypatch):
     monkeypatch.setattr(fused_block, "MIN_BYTES", 0)
-    tasks, before, after = 2, Conv2d(1, 16, 3, padding=1), norm(16)
-    before.weight = nn.Parameter(torch.rand(tasks, *before.weight.shape))
-    before.bias, after.weight, after.bias = (nn.Parameter(torch.rand(tasks, 16)) for _ in range(3))
-    images, factor = torch.rand(tasks, 4, 1, 6, 6), torch.rand(16, 1, 1, requires_grad=True)
-    for inputs in (images, images.clone().requires_grad_()):
-        outputs = conv_block(before, after, inputs, pool, native)
-        loss = (factor * outputs).square().sum()
-        (first,) = torch.autograd.grad(loss, after.weight, create_graph=True)
-        (product,) = torch.autograd.grad(first.sum(), before.weight, create_graph=True)
-        for each in (before.weight, after.weight, factor, *([inputs] * inputs.requires_grad)):
-            with pytest.raises(NotImplementedError, match="third derivatives"):
-                torch.autograd.grad(product.square().sum(), each, retain_graph=True)
+    torch.manual_seed(0)
+    tasks, before, after = 2, Conv2d(1, channels, 3, padding=1), norm(channels)
+    before.weight = nn.Parameter(torch.rand(tasks, channels, 1, 3, 3).double())
+    vectors = (nn.Parameter(torch.rand(tasks, channels).double()) for _ in range(3))
+    before.bias, after.weight, after.bias = vectors
+    images = torch.rand(tasks, 4, 1, 6, 5).double().requires_grad_()
+    inputs = {
+        "images": [images],
+        "convolution": [before.weight, before.bias],
+        "norm": [after.weight, after.bias],
+    }
+    for tensor in inputs.pop(constant, []):
+        tensor.requires_grad_(False)
+    variables = list(itertools.chain(*inputs.values()))
+
+    def orders(outputs):
+        """The derivatives of the first order and on, each of a function of those before it."""
+        found = [outputs]
+        for _ in range(4):
+            scalar = sum(
+                (torch.linspace(-1, 1, each.numel()).view_as(each) * each.square()).mean()
+                for each in found[-len(variables) :]
+            )
+            found += torch.autograd.grad(scalar, variables, create_graph=True)
+        return found
+
+    expected = orders(elementary_block(before, after, images, pool))
+    torch.testing.assert_close(orders(conv_block(before, after, images, pool)), expected)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -215,8 +244,8 @@ def test_running_statistics_are_updated_as_in_pytorch(native, tracked, momentum,
     theirs = kind(16, momentum=momentum).double()
     theirs.track_running_stats = tracked  # the buffers remain, and are not used in training
     ours = copy.deepcopy(theirs)
-    for _ in range(3):
-        inputs = 2 + 3 * torch.randn(5, 16, *[4, 3][: 2 * (kind is nn.BatchNorm2d)]).double()
+    for n in (5, 2000, 2000):  # few values are left to PyTorch
+        inputs = 2 + 3 * torch.randn(n, 16, *[4, 3][: 2 * (kind is nn.BatchNorm2d)]).double()
         found, expected = norm_relu(ours, inputs, native=native), F.relu(theirs(inputs))
         torch.testing.assert_close(found, expected)
     for found, expected in zip(ours.buffers(), theirs.buffers(), strict=True):
@@ -329,17 +358,20 @@ def weighted(function):
     return value
 
 
-def ours_and_pytorchs():
-    """Norm and ReLU without kernels, PyTorch's, and inputs."""
+@pytest.fixture(params=[3, 16], ids=["in PyTorch", "in C++"])
+def ours_and_pytorchs(request, monkeypatch):
+    """Norm and ReLU, those of PyTorch, and inputs."""
     torch.manual_seed(0)
-    layer, inputs = norm(3).double(), torch.randn(3, 3, 2, 2).double()
-    layer.weight, layer.bias = (nn.Parameter(torch.rand(3).double()) for _ in range(2))
-    return partial(norm_relu, layer, native=False), lambda each: F.relu(layer(each)), inputs
+    monkeypatch.setattr(norm_relu_pool, "MIN_ELEMENTS", 0)
+    channels = request.param
+    layer, inputs = norm(channels).double(), torch.randn(3, channels, 2, 2).double()
+    layer.weight, layer.bias = (nn.Parameter(torch.rand(channels).double()) for _ in range(2))
+    return partial(norm_relu, layer), lambda each: F.relu(layer(each)), inputs
 
 
-def test_batched_gradients_without_kernels():
+def test_batched_gradients(ours_and_pytorchs):
     """Those of `is_grads_batched`: first derivatives, of them, and second derivatives."""
-    *functions, inputs = ours_and_pytorchs()
+    *functions, inputs = ours_and_pytorchs
     found = []
     for function in functions:
         given = inputs.clone().requires_grad_()
@@ -349,9 +381,9 @@ def test_batched_gradients_without_kernels():
     torch.testing.assert_close(*found)
 
 
-def test_forward_mode_derivatives_without_kernels():
+def test_forward_mode_derivatives(ours_and_pytorchs):
     """By inputs, of a derivative by inputs, and of a derivative of what follows."""
-    *functions, inputs = ours_and_pytorchs()
+    *functions, inputs = ours_and_pytorchs
     found = []
     for function in functions:
         given, tangent = inputs.clone().requires_grad_(), inputs.sin()
@@ -367,9 +399,9 @@ def test_forward_mode_derivatives_without_kernels():
     torch.testing.assert_close(*found)
 
 
-def test_torch_func_without_kernels():
+def test_torch_func(ours_and_pytorchs):
     """The transform starts before the norm or after it."""
-    *functions, inputs = ours_and_pytorchs()
+    *functions, inputs = ours_and_pytorchs
     found = []
     for function in functions:
         given = inputs.clone().requires_grad_()
@@ -378,3 +410,44 @@ def test_torch_func_without_kernels():
         pull = partial(torch.autograd.grad, outputs, given, retain_graph=True)
         found.append([torch.func.hessian(weighted(function))(inputs), *vmap(pull)(vectors)])
     torch.testing.assert_close(*found)
+
+
+def test_hessian_vector_products(ours_and_pytorchs):
+    *functions, inputs = ours_and_pytorchs
+    torch.testing.assert_close(
+        *(hvp(weighted(function), inputs, inputs.sin())[1] for function in functions)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_half_precision_are_pytorchs(dtype):
+    layer = nn.BatchNorm2d(16).to(dtype)
+    inputs = (100 * torch.randn(16, 16, 12, 12)).to(dtype)
+    expected = F.relu(copy.deepcopy(layer)(inputs))
+    assert torch.equal(norm_relu(layer, inputs), expected)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_running_variances_far_below_eps(native):
+    ours, theirs = (nn.BatchNorm2d(16, eps=1.0, momentum=1.0) for _ in range(2))
+    inputs = 1e-4 * torch.randn(16, 16, 12, 12)
+    norm_relu(ours, inputs, native=native), theirs(inputs)
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-5, atol=0)
+
+
+@needs_compiler
+def test_operations_before_autograd_can_be_recorded():
+    model, images = Conv4((1, 28, 28), 5, filters=16, pooling="max"), torch.randn(4, 1, 28, 28)
+    recorded = make_fx(model, pre_dispatch=True)(images)
+    torch.testing.assert_close(recorded(images), model(images))
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+def test_global_hooks_are_called(channels):
+    seen, layer = [], norm(channels)
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        norm_relu(layer, torch.randn(64, channels, 16, 16))
+    finally:
+        hook.remove()
+    assert seen == [layer]
