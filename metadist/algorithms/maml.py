@@ -13,6 +13,7 @@ from metadist.algorithms.inner_loop import (
     adapted_names,
 )
 from metadist.algorithms.learner import TaskResult
+from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 
 
@@ -88,7 +89,13 @@ class MAML(InnerLoopLearner):
     ) -> Iterator[Parameters]:
         """See `InnerLoopLearner`."""
         for _ in range(steps):
-            parameters = self.step(parameters, self.gradients(parameters, support, create_graph))
+            adapted = self.step(parameters, self.gradients(parameters, support, create_graph))
+            if different := adapted.keys() ^ parameters.keys():
+                raise UserError(
+                    f"{type(self).__name__}.step returned other parameters than it was given "
+                    f"({min(different)}): return all of them, also those that it does not change."
+                )
+            parameters = adapted
             yield parameters
 
     def step(self, parameters: Parameters, gradients: Parameters) -> Parameters:

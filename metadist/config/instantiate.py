@@ -9,6 +9,7 @@ import functools
 import inspect
 import pydoc
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +49,8 @@ def instantiate(
 
     Raises:
         UserError: the target cannot be imported, a key is unknown or missing, a value does not
-            fit, or the target itself rejects its arguments.
+            fit, or the target itself rejects its arguments. Other errors in the user's own code
+            keep their type.
     """
     target, arguments = bind_arguments(node, path, given, locate)
     if node.get(_PARTIAL):
@@ -61,8 +63,16 @@ def instantiate(
     except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
         reason = one_line(error)
         if location := user_frame(error):
+            if not _was_raised(error):
+                raise  # a bug in the user's code, not a refusal of the arguments
             reason += f" ({location})"
         raise UserError(f"{path}: invalid arguments for {_name(target)}: {reason}") from error
+
+
+def _was_raised(error: BaseException) -> bool:
+    """Whether a `raise` statement raised the error, and not the evaluation of an expression."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return line.startswith("raise")
 
 
 def bind_arguments(

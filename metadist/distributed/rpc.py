@@ -118,6 +118,27 @@ def _check_names(names: list[Any]) -> None:
 _NAME = re.compile(r"[A-Za-z0-9\-_:]{1,127}")
 
 
+@contextlib.contextmanager
+def _started_threads(count: int) -> Iterator[int]:
+    """Start idle threads for the block; yields the number of those that cannot be started.
+
+    TensorPipe's agent waits for ever if it cannot start one of its threads.
+    """
+    end = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        with contextlib.suppress(RuntimeError):
+            while len(started) < count:
+                thread = threading.Thread(target=end.wait, daemon=True)
+                thread.start()
+                started.append(thread)
+        yield count - len(started)
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+
+
 class RpcTransport:
     """A `Transport` over torch.distributed.rpc.
 
@@ -152,16 +173,24 @@ class RpcTransport:
         global _agent_store, _inline_slots
         info, timeout = get_world_info(), self.rendezvous_timeout
         self.store = rendezvous("rpc", timeout)
-        name = self.worker_name_format(*info)
-        self.names = all_gather_object(self.store, "name", name, timeout)
+        use_one_malloc_arena()
+        name, threads = self.worker_name_format(*info), self.options.num_worker_threads
+        with _started_threads(threads) as missing:  # until all ranks of a node have theirs
+            gathered = all_gather_object(self.store, "name", [name, missing], timeout)
+        self.names = [each for each, _ in gathered]
         _check_names(self.names)
+        if any(missing for _, missing in gathered):
+            raise UserError(
+                f"RPC needs {threads} threads in each rank, which this system does not allow: "
+                "raise the limit of processes (`ulimit -u`, or the pids of a container) or of "
+                "memory (`ulimit -v`), or choose strategy=allreduce."
+            )
         _agent_store = dist.PrefixStore("agent", self.store)
         _inline_slots = threading.Semaphore(self.options.num_worker_threads // 4)
         # torch's counters in this process differ between ranks after a restart. Under a fresh
         # prefix they are not needed.
         rpc._init_counter = 0
         rpc.api._all_gather_sequence_id.clear()
-        use_one_malloc_arena()
         with bound_to_interface(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use
             try:

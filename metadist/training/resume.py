@@ -205,9 +205,9 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
     """The newest intact checkpoint; rank zero renames corrupt newer ones.
 
     Raises:
-        UserError: all checkpoints are corrupt.
+        UserError: all checkpoints are corrupt, or an earlier resume has found that they are.
     """
-    corrupt = []
+    corrupt = sorted(saved.directory.glob("*.corrupt*"))
     for path in saved.candidates():
         try:
             return path, read_checkpoint(path)
@@ -227,7 +227,7 @@ def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:
     if corrupt:
         raise UserError(
             f"every checkpoint in {saved.directory} is corrupt and was renamed: start again "
-            "without resume=auto, in another hydra.run.dir, or restore an intact copy."
+            "in another hydra.run.dir, or restore an intact copy."
         )
     return None
 
@@ -251,7 +251,8 @@ def _require_same(path: Path, saved: Mapping[str, str], current: Mapping[str, st
     if different:
         raise UserError(
             f"the checkpoint {path} is of another run: {', '.join(different)}; resume with the "
-            f"options that it was trained with, or start another run with init_from={path}."
+            "options that it was trained with, or start another run, in another hydra.run.dir "
+            f"(of a sweep: hydra.sweep.dir) or with init_from={path}."
         )
 
 

@@ -5,6 +5,7 @@ import torch
 from problems import LINES, POWER, QUERY_POWER, SLOPE, Scale, images, line
 
 from metadist.algorithms import MAML
+from metadist.errors import UserError
 from metadist.models import Conv4
 from metadist.tasks import Episode
 
@@ -80,3 +81,14 @@ def test_pretraining_adapts_in_evaluation_only():
     assert result.loss.item() == pytest.approx(16.0) and model.weight.grad.item() == -8.0
     evaluated = learner.eval()(Episode(support, query))
     assert evaluated.metrics["mse"].item() == pytest.approx((0.5**2 * -4) ** 2, rel=1e-12)
+
+
+class Forgetful(MAML):
+    def step(self, parameters, gradients):
+        return {"head.bias": super().step(parameters, gradients)["head.bias"]}
+
+
+def test_a_step_that_leaves_parameters_out_is_refused():
+    learner = Forgetful(Conv4((1, 16, 16), 3, filters=4).double()).train()
+    with pytest.raises(UserError, match=r"Forgetful\.step returned other parameters"):
+        learner(images())

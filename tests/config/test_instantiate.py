@@ -219,3 +219,18 @@ def test_objects_that_can_be_called_are_targets():
 def test_a_target_without_options_is_named():
     with pytest.raises(UserError, match=r"x.size is not an option of Cooper: it has no options\."):
         instantiate({"_target_": f"{__name__}.Cooper", "size": 1}, "x")
+
+
+class Sledge:
+    def __init__(self, width: int):
+        if width < 0:
+            raise ValueError("width is negative")
+        self.size, self.rest = [width] * 3  # a bug
+
+
+def test_a_bug_in_the_users_class_is_no_wrong_argument():
+    node = {"_target_": f"{__name__}.Sledge", "width": 2}
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        instantiate(node, "part")
+    with pytest.raises(UserError, match=r"part: invalid arguments for .*width is negative"):
+        instantiate(node | {"width": -1}, "part")

@@ -536,3 +536,20 @@ def arenas_before_and_in_rpc(directory: Path) -> tuple[int, int]:
 def test_threads_of_rpc_have_no_arenas_of_their_own(tmp_path):
     for before, within in run_world(arenas_before_and_in_rpc, 2, tmp_path):
         assert 0 < within == before
+
+
+def open_without_room_for_threads() -> str:
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 2**29  # a thread's stack takes 8 MiB
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    with pytest.raises(todist.UserError) as caught:
+        todist.init_rpc()
+    return str(caught.value)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+def test_a_limit_of_threads_is_named():
+    for message in run_world(open_without_room_for_threads, 2):
+        assert "RPC needs 256 threads in each rank" in message

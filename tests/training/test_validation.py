@@ -187,6 +187,8 @@ def test_the_tested_state_is_the_last_or_the_best(tmp_path, monkeypatch, which):
         if which == "best":
             with pytest.raises(UserError, match=r"train\(\) was called in or after the test"):
                 trainer.train()
+            with pytest.raises(UserError, match=r"validate\(\) was called in or after the test"):
+                trainer.validate()
             refused = pytest.raises(UserError, match=r"save_checkpoint\(\) was called in")
             stack.enter_context(refused)
         trainer.save_checkpoint()
