@@ -1,8 +1,9 @@
-"""Batch norm, ReLU and 2×2 max-pooling in few passes over memory, twice differentiable.
+"""Batch norm, ReLU and 2×2 max-pooling in few passes over memory, with their second derivatives.
 
 The operations are in C++, for one thread of a CPU, and in Triton, for GPUs (`norm_relu_pool_gpu`):
 the separate operations take longer than the convolutions between them. Batch norm with ReLU,
-batched over tasks, is also in PyTorch.
+batched over tasks, is also in PyTorch. Derivatives of the third order and on are computed by
+PyTorch's operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -133,7 +134,7 @@ def _values_per_channel(norm: BatchNorm, inputs: Tensor) -> int:
 def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
     """Batch norm, ReLU and, with `pool`, 2×2 max-pooling; see `can_fuse_norm_relu_pool`.
 
-    It is twice differentiable with respect to inputs, weight and bias.
+    It is differentiable with respect to inputs, weight and bias. Running statistics are updated.
 
     Args:
         norm: the batch norm, with parameters of shape (channels,) or, batched, (tasks, channels).
@@ -225,7 +226,7 @@ def norm_relu_rows(
         norm: the norm whose running statistics, if it has them, are updated.
 
     Returns:
-        The outputs, of shape (tasks, rows, channels), twice differentiable.
+        The outputs, of shape (tasks, rows, channels).
     """
     return _NormReLU.apply(inputs, weight, bias, eps, norm)
 
