@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import logging
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils.parametrize import is_parametrized
 
-from metadist.algorithms import Learner, Supervised
+from metadist.algorithms import Learner, Supervised, TaskResult
 from metadist.distributed import get_rank, get_worker_id, get_world_size
 from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.partitioners import Partitioner, as_shards
@@ -265,12 +265,31 @@ def _checked_splits(tasks: TaskDistribution) -> list[str]:
 
 def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Precision) -> None:
     """Run a task; check that it does not change the parameters, and check its result."""
-    training, name = split == "train", type(learner).__name__
+    training = split == "train"
+    before = [parameter.detach().clone() for parameter in learner.parameters()]
+    result, gradients = _run_task(tasks, learner, split, precision)
+    if training:
+        _check_gradients(gradients, learner)
+    if not all(map(torch.equal, before, learner.parameters())):
+        raise UserError(
+            f"{type(learner).__name__}.forward changed the learner's parameters in a {split} task, "
+            "and every task must start from the same ones: adapt clones of them, with "
+            "torch.func.functional_call."
+        )
+    if result.predictions is not None:
+        _check_predictions(result.predictions, learner, tasks.value, split)
+    _check_metrics(result.metrics, learner, training)
+
+
+def _run_task(
+    tasks: WorkerLocal, learner: Learner, split: str, precision: Precision
+) -> tuple[TaskResult, dict[str, Tensor | None]]:
+    """The result of a task and, in training, its gradient by each parameter that requires grad."""
+    training = split == "train"
     mapper = TaskMapper(tasks, str(next(learner.parameters()).device), precision=precision)
     batch = MetaBatch(task_keys(0, split, 0, range(1)))
-    before = [parameter.detach().clone() for parameter in learner.parameters()]
-    gradients: tuple[Tensor | None, ...] = ()
     trainable: dict[str, nn.Parameter] = {}
+    gradients: Sequence[Tensor | None] = ()
     try:
         with torch.set_grad_enabled(training), _refusing_changed_inputs(learner.model):
             (result,) = mapper.run_each(learner.train(training), batch)
@@ -285,51 +304,53 @@ def _check_task(tasks: WorkerLocal, learner: Learner, split: str, precision: Pre
         in_backward = trainable and not isinstance(error, torch.OutOfMemoryError)
         if in_backward and isinstance(error, RuntimeError) and not user_frame(error):
             raise UserError(
-                f"the loss that {name}.forward returned cannot be differentiated "
+                f"the loss that {type(learner).__name__}.forward returned cannot be differentiated "
                 f"({one_line(error)}): do not change tensors in place that the gradient needs, "
                 "and give autograd.grad create_graph=True, or retain_graph=True where a graph is "
                 "differentiated twice."
             ) from error
         _raise_explained(error, tasks.value, learner, split, f"a {split} task")
-    if training and all(gradient is None for gradient in gradients):
+    return result, dict(zip(trainable, gradients, strict=True))
+
+
+def _check_gradients(gradients: Mapping[str, Tensor | None], learner: Learner) -> None:
+    if all(gradient is None for gradient in gradients.values()):
         raise UserError(
-            f"the loss that {name}.forward returned in training has no gradient: compute it "
-            "from the learner's parameters, without a copy of the model, detach() or "
+            f"the loss that {type(learner).__name__}.forward returned in training has no gradient: "
+            "compute it from the learner's parameters, without a copy of the model, detach() or "
             "torch.no_grad()."
         )
-    unused = [n for n, g in zip(trainable, gradients, strict=True) if g is None]
+    unused = [name for name, gradient in gradients.items() if gradient is None]
     if unused and get_rank() == 0:
         _log.warning(
             "the loss of a task does not depend on %s: check that forward uses it",
             ", ".join(unused),
         )
-    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients.values()):
         raise UserError(
             f"the model {type(learner.model).__name__} has a sparse gradient, and gradients are "
             "summed as dense ones: give its layers sparse=False."
         )
-    if not all(map(torch.equal, before, learner.parameters())):
+
+
+def _check_predictions(
+    predictions: Tensor, learner: Learner, tasks: TaskDistribution, split: str
+) -> None:
+    """Check the shape of a task's predictions, and say if there are more than its classes."""
+    name = type(learner).__name__
+    queries = len(tasks.sample(task_keys(0, split, 0, range(1))[0]).query.targets)
+    if predictions.dim() != 2 or len(predictions) != queries:
         raise UserError(
-            f"{name}.forward changed the learner's parameters in a {split} task, and every task "
-            "must start from the same ones: adapt clones of them, with torch.func.functional_call."
+            f"{name}.forward returned predictions of shape {tuple(predictions.shape)} in "
+            f"evaluation: return the logits or values of all queries, shape ({queries}, outputs)."
         )
-    if (predictions := result.predictions) is not None:
-        queries = len(tasks.value.sample(batch.keys[0]).query.targets)
-        if predictions.dim() != 2 or len(predictions) != queries:
-            raise UserError(
-                f"{name}.forward returned predictions of shape {tuple(predictions.shape)} in "
-                "evaluation: return the logits or values of all queries, shape "
-                f"({queries}, outputs)."
-            )
-        classes = learner.outputs_are_classes and not learner.regression and not training
-        values, outputs = predictions.shape[1], tasks.value.outputs
-        if classes and values > outputs and get_rank() == 0:
-            _log.warning(
-                "%s.forward returned %d values for each query, and a task has %d outputs: the loss "
-                "also treats the additional values as classes",
-                *(name, values, outputs),
-            )
-    _check_metrics(result.metrics, learner, training)
+    classes = learner.outputs_are_classes and not learner.regression and split != "train"
+    if classes and predictions.shape[1] > tasks.outputs and get_rank() == 0:
+        _log.warning(
+            "%s.forward returned %d values for each query, and a task has %d outputs: the loss "
+            "also treats the additional values as classes",
+            *(name, predictions.shape[1], tasks.outputs),
+        )
 
 
 @contextlib.contextmanager
