@@ -170,7 +170,7 @@ def _norm_relu(norm: BatchNorm, inputs: Tensor) -> Tensor:
         raise ValueError(
             f"batch norm needs more than one value per channel, got {tuple(inputs.shape)}"
         )
-    weight = norm.weight.view(len(inputs), 1, -1)
+    weight = norm.weight.view(len(inputs), 1, norm.weight.shape[-1])
     bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.view_as(weight)
     # As under autocast, statistics have the type of the weight.
     dtype = torch.promote_types(inputs.dtype, weight.dtype)
