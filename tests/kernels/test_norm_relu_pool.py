@@ -1,4 +1,4 @@
-"""The C++ norm, ReLU and pooling against PyTorch's, up to the second derivative."""
+"""Norm, ReLU and pooling against PyTorch and elementary operations, with their derivatives."""
 
 import copy
 import itertools
