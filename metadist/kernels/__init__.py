@@ -1,13 +1,8 @@
 """C++ kernels and their Python bindings, some of them with a PyTorch implementation as well."""
 
-from metadist.kernels.loader import (
-    disable_native,
-    in_transform,
-    library,
-    native_available,
-    pytorch_operations,
-)
+from metadist.kernels.loader import disable_native, library, native_available
 from metadist.kernels.malloc import tune_malloc
+from metadist.kernels.transforms import in_transform, pytorch_operations
 
 __all__ = [
     "disable_native",

@@ -11,6 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from metadist.kernels.batch_norm import (
+    BatchNorm,
+    has_hooks,
+    tracks_statistics,
+    update_running_statistics,
+)
 from metadist.kernels.convolution import (
     SAME,
     can_convolve,
@@ -21,15 +27,8 @@ from metadist.kernels.convolution import (
     weight_in_memory,
 )
 from metadist.kernels.loader import call, can_call
-from metadist.kernels.norm_relu_pool import (
-    BatchNorm,
-    can_fuse_norm,
-    differentiable_gradients,
-    has_hooks,
-    norm_relu_pool_channels_last,
-    tracks_statistics,
-    update_running_statistics,
-)
+from metadist.kernels.norm_relu_pool import can_fuse_norm, norm_relu_pool_channels_last
+from metadist.kernels.transforms import differentiable_gradients
 
 _SOURCE = "fused_block"
 MIN_BYTES = 2**23

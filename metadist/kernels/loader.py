@@ -10,17 +10,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
-from torch.autograd.forward_ad import unpack_dual
+
+from metadist.kernels.transforms import in_dispatch_mode, in_transform
 
 _log = logging.getLogger(__name__)
 
@@ -102,12 +101,6 @@ def can_use_triton(tensor: Tensor, *others: Tensor | None) -> bool:
     )
 
 
-def in_dispatch_mode() -> bool:
-    """Whether a mode sees PyTorch's operations, such as fake tensors or `make_fx`."""
-    before_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch()
-    return bool(torch._C._len_torch_dispatch_stack() or before_autograd)
-
-
 def has_memory(tensors: Iterable[Tensor | None]) -> bool:
     """Whether no tensor is of a subclass with a `__torch_dispatch__` of its own.
 
@@ -167,52 +160,6 @@ def has_triton(device: torch.device, dtype: torch.dtype) -> bool:
         _log.info("cannot use Triton, using PyTorch, which is slower: %s", error)
         return False
     return True
-
-
-def in_transform() -> bool:
-    """Whether a torch.func transform, such as vmap, or `pytorch_operations` is active."""
-    return is_traced() or in_functorch()
-
-
-def in_functorch() -> bool:
-    """Whether a torch.func transform, such as vmap, is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def is_transformed(gradient: Tensor) -> bool:
-    """Whether a gradient arrives in a torch.func transform, batched or with a tangent.
-
-    Batched gradients are those of `is_grads_batched` in `torch.autograd.grad`.
-    """
-    return not torch.compiler.is_compiling() and (
-        in_functorch()
-        or torch._C._functorch.is_legacy_batchedtensor(gradient)
-        or has_tangent(gradient)
-    )
-
-
-def has_tangent(tensor: Tensor | None) -> bool:
-    """Whether a tensor has a tangent of forward-mode differentiation."""
-    return tensor is not None and unpack_dual(tensor).tangent is not None
-
-
-def is_traced() -> bool:
-    """Whether `pytorch_operations` is active; never while `torch.compile` traces the model."""
-    # First the mode: PyTorch 2.8 cannot trace a ContextVar.
-    return not torch.compiler.is_compiling() and _tracing.get()
-
-
-@contextmanager
-def pytorch_operations() -> Iterator[None]:
-    """Use PyTorch's operations, which can be traced, instead of the kernels in the block."""
-    token = _tracing.set(True)
-    try:
-        yield
-    finally:
-        _tracing.reset(token)
-
-
-_tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
 def int64_fields(*names: str) -> tuple[tuple[str, type[ctypes.c_int64]], ...]:

@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import (
-    call,
-    can_call,
-    has_memory,
-    in_functorch,
-    int64_fields,
-    is_traced,
-)
+from metadist.kernels.loader import call, can_call, has_memory, int64_fields
+from metadist.kernels.transforms import in_functorch, is_traced
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16

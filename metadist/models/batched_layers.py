@@ -13,17 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metadist.kernels import in_transform
+from metadist.kernels.batch_norm import BatchNorm, is_batch_norm
 from metadist.kernels.convolution import can_convolve, convolve, geometry_of
 from metadist.kernels.fused_block import can_fuse_block, fused_block
 from metadist.kernels.matmul import matmul, to_autocast_dtype
-from metadist.kernels.norm_relu_pool import (
-    BatchNorm,
-    can_fuse_norm_relu_pool,
-    can_norm_relu,
-    fused_norm_relu_pool,
-    is_batch_norm,
-    norm_relu_rows,
-)
+from metadist.kernels.norm_relu import can_norm_relu, norm_relu_rows
+from metadist.kernels.norm_relu_pool import can_fuse_norm_relu_pool, fused_norm_relu_pool
 from metadist.kernels.unfold import unfold
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from metadist.kernels import convolution_gpu, norm_relu_pool_gpu
-from metadist.kernels.norm_relu_pool import norm_relu_rows
+from metadist.kernels.norm_relu import norm_relu_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1e-2}

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from metadist.kernels import loader
+from metadist.kernels import loader, pytorch_operations
 from metadist.kernels.convolution import Geometry, convolve
 from metadist.kernels.matmul import matmul
 from metadist.models.batched_layers import norm_relu
@@ -161,7 +161,7 @@ def test_what_pytorch_traces_or_casts_is_not_computed_by_kernels(monkeypatch):
         assert loader.can_call("unfold", inputs)
         with torch.autocast("cpu"):
             assert not loader.can_call("unfold", inputs)
-        with loader.pytorch_operations():
+        with pytorch_operations():
             assert not loader.can_call("unfold", inputs)
         found = torch.func.vmap(lambda row: row + loader.can_call("unfold", inputs))(inputs)
         assert torch.equal(found, inputs)
