@@ -6,7 +6,6 @@ import os
 import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -47,21 +46,24 @@ def prepare_output(path: Path) -> None:
     """Create the directory of a file that a command writes at its end.
 
     Raises:
-        UserError: the path is a directory, or its directory cannot be created or written to.
+        UserError: the path is a directory, a pipe or a device, which would be replaced by a file,
+            or no file of this name can be written.
     """
-    if path.is_dir():
-        raise UserError(f"--output {path} is a directory: give the path of a file.")
+    if path.exists() and not path.is_file():
+        kind = "directory" if path.is_dir() else "pipe or a device"
+        raise UserError(f"--output {path} is a {kind}: give the path of a file.")
     with wrap_write_errors(path, REDIRECT_OUTPUT):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        temporary = _temporary_path(path)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
 
 
 def replace_closed_streams() -> None:
-    """Discard what is printed if the process was started without standard output or error."""
-    for name in ("stdout", "stderr"):
+    """Read nothing and discard what is printed on streams that were closed before the start."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 @contextmanager
@@ -109,13 +111,21 @@ def open_regular(path: Path) -> BinaryIO:
     raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
 
 
-def read_regular(path: Path, errors: str = "strict") -> str:
+def read_regular(path: Path, errors: str = "strict", within: Path | None = None) -> str:
     """The text of a file in UTF-8; see `open_regular`.
 
     Args:
         path: the path of the file.
         errors: what is done with bytes that are not UTF-8; see `bytes.decode`.
+        within: the directory that the file must be in. A report on a directory of somebody else
+            must not contain a file of the user's own that a link in it names.
+
+    Raises:
+        OSError: the file cannot be read, or is not within the directory.
     """
+    if within is not None and not path.resolve().is_relative_to(within.resolve()):
+        reason = f"it is a link to a file outside of {within}"
+        raise OSError(errno.EINVAL, reason, str(path))
     with open_regular(path) as file:
         return file.read().decode("utf-8", errors)
 
@@ -135,7 +145,7 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
         OSError: the file cannot be written; the old file is unchanged.
     """
     if temporary is None:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        temporary = _temporary_path(path)
     try:
         # Created, so that no link of that name is followed.
         temporary.unlink(missing_ok=True)
@@ -177,6 +187,10 @@ def rename_to_next_number(*paths: Path) -> None:
     for path, name in zip(paths, numbered, strict=True):
         with suppress(FileNotFoundError):
             path.rename(name)
+
+
+def _temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def _sync_directory(directory: Path) -> None:

@@ -19,6 +19,7 @@ from metadist.files import (
     partial_path,
     prepare_output,
     read_regular,
+    replace_closed_streams,
     wrap_write_errors,
 )
 
@@ -140,6 +141,12 @@ def test_the_output_of_a_command_is_checked_before_it_starts(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"create its directory, or choose another file with --out"):
         prepare_output(tmp_path / "file" / "b" / "a.json")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"--output .*/pipe is a pipe or a device: give the path"):
+        prepare_output(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"File name too long"):  # with the temporary suffix
+        prepare_output(tmp_path / ("a" * 250))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new", "pipe"]
 
 
 def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path):
@@ -159,3 +166,28 @@ def test_pipes_are_not_read(tmp_path):
         open_regular(tmp_path)
     (tmp_path / "a").write_bytes(b"b\xff")
     assert read_regular(tmp_path / "a", "replace") == "b\ufffd"
+
+
+def test_streams_that_were_closed_at_the_start_are_empty(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    replace_closed_streams()
+    print("discarded", file=sys.stderr)
+    assert not sys.stdin.isatty() and sys.stdin.read() == ""
+
+
+def test_links_out_of_a_directory_are_not_read(tmp_path):
+    run = tmp_path / "run"
+    (run / "below").mkdir(parents=True)
+    (run / "own").write_text("mine")
+    (tmp_path / "private").write_text("a secret")
+    (run / "link").symlink_to(run / "own")
+    (run / "out").symlink_to(tmp_path / "private")
+    (run / "up").symlink_to(tmp_path)
+    (tmp_path / "linked").symlink_to(run)
+    for name in ("own", "link"):
+        assert read_regular(tmp_path / "linked" / name, within=tmp_path / "linked") == "mine"
+    for name in ("out", "up/private", "below/../../private"):
+        with pytest.raises(OSError, match="it is a link to a file outside of"):
+            read_regular(run / name, within=run)
+        assert read_regular(run / name) == "a secret"

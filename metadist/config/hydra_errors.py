@@ -186,7 +186,7 @@ def _options_with(group: str, key: str) -> list[str]:
         return []
     folder = files("metadist.conf").joinpath(group)
     nodes: dict[str, dict[str, Any]] = {
-        name: yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text()) or {}
+        name: yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text("utf-8")) or {}
         for name in _group_options(_CONF, group)
     }
 

@@ -181,9 +181,9 @@ def load_experiment(
     with open_dict(configuration):
         configuration.update(_SINGLE_PROCESS)
         configuration.pop("partition", None)  # it may name workers of another job
-        _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
+        given = _apply_overrides(configuration, overrides, _searchpath(directory, trust_code))
     if not trust_code:
-        check_interpolations(OmegaConf.to_container(configuration, resolve=False))
+        check_interpolations(OmegaConf.to_container(configuration, resolve=False), given=given)
     _make_paths_absolute(configuration, directory)
     locate = _locate(trust_code)
     replaced = any(re.match(r"[+~]*reducer\b", override) for override in overrides)
@@ -247,8 +247,13 @@ def _searchpath(directory: Path, trust_code: bool) -> list[str]:
 
 def _apply_overrides(
     configuration: DictConfig, overrides: tuple[str, ...], searchpath: list[str]
-) -> None:
-    """Replace values in place; an option (`dataset=omniglot`) stands for the values of its file."""
+) -> set[str]:
+    """Replace values in place; an option (`dataset=omniglot`) stands for the values of its file.
+
+    Returns:
+        The keys whose values the overrides give.
+    """
+    given = set()
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for override in parsed:
@@ -264,8 +269,10 @@ def _apply_overrides(
                     configuration[key] = with_overrides(composed[key], key, parsed)
             else:
                 OmegaConf.update(configuration, key, value, force_add=True)
+                given.add(key)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(describe_error(error)) from None
+    return given
 
 
 def _delete(configuration: DictConfig, key: str) -> None:

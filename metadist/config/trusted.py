@@ -5,7 +5,7 @@ import copy
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -111,23 +111,26 @@ def resolve_external(configuration: DictConfig) -> DictConfig:
     return resolved
 
 
-def check_interpolations(values: Any, path: str = "") -> None:
+def check_interpolations(values: Any, path: str = "", given: Collection[str] = ()) -> None:
     """Refuse interpolations of a saved configuration that read anything but the configuration.
 
     Args:
         values: plain containers, interpolations unresolved.
         path: the path of the values, for error messages.
+        given: the paths of values that the user gave, which may have any interpolation.
 
     Raises:
         UserError: a resolver such as `oc.env` is used.
     """
+    if path in given:
+        return
     if isinstance(values, Mapping):
         for key, value in values.items():
             check_interpolations(key, path)
-            check_interpolations(value, f"{path}.{key}".lstrip("."))
+            check_interpolations(value, f"{path}.{key}".lstrip("."), given)
     elif isinstance(values, list | tuple):
         for index, value in enumerate(values):
-            check_interpolations(value, f"{path}[{index}]")
+            check_interpolations(value, f"{path}[{index}]", given)
     elif isinstance(values, str) and "${" in _SAFE_INTERPOLATION.sub("", values):
         raise UserError(
             f"{path}={values} of the saved run reads something outside of its configuration: give "

@@ -31,12 +31,19 @@ from metadist.launchers.error_reporting import (
 )
 from metadist.launchers.run_spec import (
     RunSpec,
+    begin_run_directory,
     finished_results,
     results_summary,
     save_configuration,
 )
 from metadist.loggers.console import print_plain
-from metadist.reports import ENVIRONMENT_FILE, ERROR_FILE, RESULTS_FILE, write_json
+from metadist.reports import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    ERROR_FILE,
+    RESULTS_FILE,
+    write_json,
+)
 from metadist.training import Experiment, Interrupted, Trainer, resolve_device
 from metadist.training.batching import ChunkSize
 from metadist.training.checkpoints import Checkpoints
@@ -190,7 +197,7 @@ def attempt_job(
                 if on_built is not None:
                     on_built(experiment)
                 if get_rank() == 0:
-                    save_configuration(spec)
+                    begin_run_directory(spec)
                     write_json(spec.directory / ENVIRONMENT_FILE, environment_of(experiment))
                 try:
                     results = Trainer(experiment).run()
@@ -269,6 +276,7 @@ def _build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment
         outcome = _BuildOutcome(
             user_error=str(error) if isinstance(error, UserError) else "",
             error=f"{type(error).__name__}: {error}",
+            refused=isinstance(error, Interrupted) or is_user_error(error, in_job=True),
         )
     gathered = all_gather_object(job.store, "built", outcome, timeout=None)
     outcomes = [_BuildOutcome(*fields) for fields in gathered]
@@ -305,6 +313,7 @@ class _BuildOutcome(NamedTuple):
     Attributes:
         user_error: the message of a `UserError`, "" for none.
         error: the class and message of any error, "" for none.
+        refused: whether the error is one that the user can correct, or a signal.
         iteration: the restored iteration of a driver; None on other ranks.
         native: whether the native kernels are available; None if the model uses none.
         device: the type of the device.
@@ -316,6 +325,7 @@ class _BuildOutcome(NamedTuple):
 
     user_error: str = ""
     error: str = ""
+    refused: bool = False
     iteration: int | None = None
     native: bool | None = None
     device: str = ""
@@ -332,11 +342,15 @@ def _require_built(
         if outcome.user_error:
             prefix = "" if outcomes[0].user_error else f"on rank {rank}: "
             raise UserError(f"{prefix}{outcome.user_error}") from error
-    if error is not None:
-        refused = isinstance(error, Interrupted) or is_user_error(error, in_job=True)
-        # A refused run leaves no files, and a finished one keeps its results.
-        if not refused and not (spec.directory / RESULTS_FILE).exists():
+    # A refused run leaves no files, and a finished one keeps its results.
+    failed = [rank for rank, each in enumerate(outcomes) if each.error and not each.refused]
+    if failed and not (spec.directory / RESULTS_FILE).exists():
+        if get_rank() == 0 and not (spec.directory / CONFIG_FILE).exists():
+            with suppress(OSError, UserError):  # the run ends with the first error
+                save_configuration(spec)
+        if get_rank() in failed:
             record_error_in(spec.directory / ERROR_FILE)
+    if error is not None:
         raise error
     for rank, outcome in enumerate(outcomes):
         if outcome.error:

@@ -103,19 +103,25 @@ class RunSpec:
         return cls(**fields | converted)
 
 
-def save_configuration(spec: RunSpec) -> None:
-    """Write `.hydra/`: the configuration of the experiment, the overrides, and Hydra's node.
+def begin_run_directory(spec: RunSpec) -> None:
+    """Write `.hydra/`, and put away what an earlier run in the directory left.
 
-    `${oc.env:…}` and `${hydra:…}` have the values of this process; see `resolve_external`.
-
-    Rank zero calls it once the experiment is built, so that a refused run leaves no files. Results
-    of an earlier run in the directory, such as a shorter one that is now continued, are renamed to
-    `results.json.1` and so on.
+    Rank zero calls it once the experiment is built, so that a refused run leaves no files. Earlier
+    results, such as those of a shorter run that is now continued, are renamed to `results.json.1`
+    and so on; a record of an error is deleted.
     """
     names = (RESULTS_FILE, TEST_PREDICTIONS_FILE, TEST_TASKS_DATA_FILE)
     rename_to_next_number(*(spec.directory / name for name in names))
     for name in (FAILURE_FILE, ERROR_FILE):
         (spec.directory / name).unlink(missing_ok=True)
+    save_configuration(spec)
+
+
+def save_configuration(spec: RunSpec) -> None:
+    """Write `.hydra/`: the configuration of the experiment, the overrides, and Hydra's node.
+
+    `${oc.env:…}` and `${hydra:…}` have the values of this process; see `resolve_external`.
+    """
     (spec.directory / CONFIG_FILE).parent.mkdir(parents=True, exist_ok=True)
     texts = {
         CONFIG_FILE: OmegaConf.to_yaml(OmegaConf.create(_saved_values(spec.configuration))),

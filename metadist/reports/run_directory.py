@@ -87,18 +87,19 @@ CONTENTS: Mapping[str, str] = {
 """Descriptions, for the console, of the files and directories that a finished run may have."""
 
 
-def read_json(path: Path, schema: Any = Node) -> dict[str, Any] | None:
+def read_json(path: Path, schema: Any = Node, within: Path | None = None) -> dict[str, Any] | None:
     """Read a JSON object such as `results.json`; None if the file does not exist.
 
     Args:
         path: the path of the file.
         schema: the types of its values; see `metadist.reports.file_schema`.
+        within: the directory that the file must be in; see `read_regular`.
 
     Raises:
         UserError: the file cannot be read, or its values have other types.
     """
     try:
-        content = json.loads(read_regular(path))
+        content = json.loads(read_regular(path, within=within))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -136,7 +137,7 @@ def read_results(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file cannot be read.
     """
-    return read_json(directory / RESULTS_FILE, Results)
+    return read_json(directory / RESULTS_FILE, Results, directory)
 
 
 def require_results(directory: Path) -> dict[str, Any]:
@@ -175,9 +176,10 @@ def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
     Raises:
         UserError: the predictions cannot be read.
     """
-    path = predictions_of_evaluation(path) if path.is_file() else path / TEST_PREDICTIONS_FILE
+    run = None if path.is_file() else path
+    path = predictions_of_evaluation(path) if run is None else run / TEST_PREDICTIONS_FILE
     try:
-        records = [json.loads(line) for line in read_regular(path).splitlines()]
+        records = [json.loads(line) for line in read_regular(path, within=run).splitlines()]
         if reason := mismatch(records, list[Prediction]):
             raise ValueError(reason)
     except FileNotFoundError:
@@ -217,7 +219,7 @@ def read_failure(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the file cannot be read.
     """
-    return read_json(directory / FAILURE_FILE, Failure)
+    return read_json(directory / FAILURE_FILE, Failure, directory)
 
 
 def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
@@ -248,7 +250,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read.
     """
-    content = _read_yaml(directory / CONFIG_FILE)
+    content = _read_yaml(directory, CONFIG_FILE)
     return content if isinstance(content, dict) else {}
 
 
@@ -258,7 +260,7 @@ def read_overrides(directory: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read.
     """
-    content = _read_yaml(directory / OVERRIDES_FILE) or []
+    content = _read_yaml(directory, OVERRIDES_FILE) or []
     _check_yaml(directory / OVERRIDES_FILE, content, list)
     return [str(override) for override in content]
 
@@ -269,7 +271,7 @@ def read_hydra(directory: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read.
     """
-    content = _read_yaml(directory / HYDRA_FILE)
+    content = _read_yaml(directory, HYDRA_FILE)
     node = content.get("hydra") if isinstance(content, dict) else None
     _check_yaml(directory / HYDRA_FILE, node or {}, HydraNode)
     return node or {}
@@ -321,9 +323,10 @@ def _check_yaml(path: Path, content: Any, schema: Any) -> None:
         raise UserError(f"{path} is damaged ({reason}): remove or restore it.")
 
 
-def _read_yaml(path: Path) -> Any:
+def _read_yaml(directory: Path, name: str) -> Any:
+    path = directory / name
     try:
-        text = read_regular(path)
+        text = read_regular(path, within=directory)
         refuse_aliases(text)
         return yaml.safe_load(text)
     except FileNotFoundError:

@@ -243,7 +243,7 @@ def read_run_record(directory: Path) -> RunRecord:
         error=error,
         environment=_read_environment(directory, results),
         predictions=read_test_predictions(directory) or [],
-        test_tasks=read_json(directory / TEST_TASKS_DATA_FILE, ExampleTasks) or {},
+        test_tasks=read_json(directory / TEST_TASKS_DATA_FILE, ExampleTasks, directory) or {},
         written=_time_of(path),
         started=_time_of(directory / CONFIG_FILE),
     )
@@ -256,9 +256,7 @@ def read_error(directory: Path) -> str:
         UserError: `failure.json` cannot be read.
     """
     try:
-        path = directory / ERROR_FILE  # a report must not contain the file that a link names
-        inside = path.resolve().is_relative_to(directory.resolve())
-        text = read_regular(path, errors="replace").strip() if inside else ""
+        text = read_regular(directory / ERROR_FILE, "replace", within=directory).strip()
     except OSError:
         text = ""
     failure = read_failure(directory)
@@ -284,7 +282,10 @@ def _time_of(path: Path) -> float | None:
 
 
 def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:
-    environment, recorded = read_json(directory / ENVIRONMENT_FILE) or {}, results or {}
+    environment, recorded = (
+        read_json(directory / ENVIRONMENT_FILE, within=directory) or {},
+        results or {},
+    )
     workers = {name: recorded[name] for name in ("world_size", "strategy") if name in recorded}
     return {**environment, **_mapping(recorded.get("environment")), **workers}
 

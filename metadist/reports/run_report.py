@@ -321,9 +321,8 @@ def _profiles(directory: Path) -> list[tuple[str, str]]:
     files = sorted((directory / PROFILE_DIRECTORY).glob("rank*.txt"))
     profiles = []
     for path in files:
-        with contextlib.suppress(OSError):  # a pipe, or not readable
-            if path.resolve().is_relative_to(directory.resolve()):  # no file of the user's own
-                profiles.append((path.stem, read_regular(path, "replace")))
+        with contextlib.suppress(OSError):  # a link to another file, a pipe, or not readable
+            profiles.append((path.stem, read_regular(path, "replace", within=directory)))
     return profiles
 
 

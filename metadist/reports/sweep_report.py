@@ -1,6 +1,7 @@
 """The report on a sweep: `sweep.csv`, `sweep.md`, `sweep.png`, `report.html`, and a summary."""
 
 import csv
+import html
 import io
 import json
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ def to_markdown(table: SweepTable) -> str:
             _format(setting.train_loss, "loss"),
             "best" if index == table.best else "",
         ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("| " + " | ".join(_as_text(cell).replace("|", "\\|") for cell in cells) + " |")
     over = "over seeds (Student's t) for these test tasks, without the error of choosing the tasks"
     counts = {len(setting.runs) for setting in table.settings if setting.runs}
     if counts == {1}:
@@ -225,8 +226,13 @@ def to_markdown(table: SweepTable) -> str:
     ]
     failed = [run for setting in table.settings for run in setting.failed]
     if failed:
-        lines += ["", "Failed:", "", *(f"- {run.name}: {run.failure}" for run in failed)]
+        lines += ["", "Failed:", "", *(_as_text(f"- {run.name}: {run.failure}") for run in failed)]
     return "\n".join(lines) + "\n"
+
+
+def _as_text(text: str) -> str:
+    """Text that a Markdown viewer does not read as HTML."""
+    return html.escape(text, quote=False)
 
 
 def _description_lines(table: SweepTable) -> list[str]:

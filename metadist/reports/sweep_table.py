@@ -138,8 +138,8 @@ class Setting:
 
     @property
     def interval(self) -> str:
-        """A description of what the interval of the test metric is over."""
-        if not self.runs:
+        """A description of what the interval of the test metric is over; "" without one."""
+        if self.test is None or self.test.ci95 is None:
             return ""
         return "over seeds" if len(self.runs) > 1 else "over test tasks"
 
@@ -307,6 +307,7 @@ def _read_run(folder: Path, directory: Path) -> SweepRun:
             overrides = failed_overrides
         else:
             error, failed = "", False  # the error of another job, refused to protect these results
+    message = str((failure or {}).get("error") or error.splitlines()[-1]) if failed else ""
     return SweepRun(
         name=str(directory.relative_to(folder)),
         overrides=overrides,
@@ -314,7 +315,7 @@ def _read_run(folder: Path, directory: Path) -> SweepRun:
         choices=choices_of(read_hydra(directory)),
         # An error also counts after the results of an earlier, shorter run.
         results=None if error else results,
-        failure=str((failure or {}).get("error") or error.splitlines()[-1]) if failed else None,
+        failure=" ".join(message.split()) if failed else None,
     )
 
 
@@ -400,7 +401,7 @@ def _normalize(value: object) -> str:
     try:
         number = float(text)
     except ValueError:
-        return text.lower() if text in ("True", "False") else text
+        return text.lower() if text.lower() in ("true", "false", "null") else text
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 

@@ -186,6 +186,15 @@ def test_interpolations_that_read_the_environment_are_refused(text):
             check_interpolations(values)
 
 
+def test_values_of_the_users_own_may_read_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOTS", "2")
+    saved_configuration(tmp_path, lambda values: values["task"].update(queries="${oc.env:SHOTS}"))
+    given = ("task.shots=${oc.env:SHOTS}", "task.queries=${oc.env:SHOTS}")
+    with pytest.raises(UserError, match=r"task\.queries=.* of the saved run reads something"):
+        load_experiment(tmp_path, given[0])
+    assert load_experiment(tmp_path, *given).tasks.protocol()["shots"] == 2
+
+
 def test_interpolations_of_conf_are_accepted():
     values = ["${trainer.iterations}", "${fraction:0.1,${trainer.iterations}}", "${oc.select:a,1}"]
     spaced = ["${ seed }", "${ fraction:0.1,${ seed }}", "${ oc.select: seed, 1 }"]

@@ -9,6 +9,7 @@ from commands import run_command, specification
 from tiny import SMALL
 
 from metadist.launchers.error_reporting import print_error, record_error_in
+from metadist.reports import read_config
 from metadist.reports.run_report import write_run_report
 
 
@@ -45,6 +46,8 @@ def test_a_run_that_crashes_at_its_start_has_its_error_and_a_finished_one_keeps_
     run_command("worker", specification(tmp_path / "run", *options), size=2)
     error = (tmp_path / "run" / "error.txt").read_text()
     assert error.startswith("rank 1 on ") and error.endswith("LookupError: a mistake on purpose\n")
+    assert "LookupError" in write_run_report(tmp_path / "run").read_text()
+    assert read_config(tmp_path / "run")["strategy"]
     (tmp_path / "run" / "error.txt").unlink()
     (tmp_path / "run" / "results.json").write_text("{}")
     file = specification(tmp_path / "run", *options, "+algorithm.rank=0")

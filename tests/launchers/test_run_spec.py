@@ -10,7 +10,12 @@ from omegaconf import OmegaConf
 from tiny import compose
 
 from metadist.errors import UserError
-from metadist.launchers.run_spec import RunSpec, finished_results, save_configuration
+from metadist.launchers.run_spec import (
+    RunSpec,
+    begin_run_directory,
+    finished_results,
+    save_configuration,
+)
 from metadist.reports import WORKER_ERROR_FILE, pop_worker_error, write_failure
 
 
@@ -116,13 +121,13 @@ def test_results_beside_an_unreadable_configuration_are_of_another_run(tmp_path,
 
 
 def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
-    save_configuration(spec_of(tmp_path))
+    begin_run_directory(spec_of(tmp_path))
     finish(tmp_path)
     renamed = ["results.json", "test_predictions.jsonl", "test_tasks.json"]
     outcome = [*renamed, "failure.json", "error.txt"]
     for name in outcome[1:]:
         (tmp_path / name).write_text("{}")
-    save_configuration(spec_of(tmp_path, 20))  # and now it is killed
+    begin_run_directory(spec_of(tmp_path, 20))  # and now it is killed
     assert finished_results(spec_of(tmp_path, 20)) is None
     assert not any((tmp_path / name).exists() for name in outcome)
     assert json.loads((tmp_path / "results.json.1").read_text()) == {"test_accuracy": 0.5}

@@ -6,6 +6,7 @@ import shlex
 import pytest
 import yaml
 
+from metadist.errors import UserError
 from metadist.reports.run_record import (
     RunRecord,
     read_error,
@@ -145,6 +146,22 @@ def test_the_error_of_another_file_is_not_read(tmp_path):
     run.mkdir()
     (run / "error.txt").symlink_to(tmp_path / "private")
     assert read_error(run) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("results.json", "environment.json", "failure.json", "test_tasks.json"),
+        *("test_predictions.jsonl", ".hydra/config.yaml", ".hydra/hydra.yaml"),
+    ],
+)
+def test_other_files_that_links_name_are_refused(tmp_path, name):
+    (tmp_path / "private").write_text("{}")
+    record_of(tmp_path / "run")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "private")
+    with pytest.raises(UserError, match="it is a link to a file outside of"):
+        read_run_record(tmp_path / "run")
 
 
 def test_commands_have_the_directories_of_options(tmp_path):

@@ -151,6 +151,12 @@ def test_keys_of_a_setting_are_short_where_they_are_unique():
     assert table.describe(table.settings[0], short=True) == "a.lr=1 b.lr=2 shots=5"
 
 
+def test_names_are_quoted_in_links(folder):
+    (folder / "0").rename(folder / "x%y#z?q")
+    write_sweep_report(folder)
+    assert "./x%25y%23z%3Fq/report.html" in Page(folder / "report.html").addresses()
+
+
 def test_curves_of_different_lengths_have_a_logarithmic_axis(folder):
     assert "type" not in Page(_report(folder)).figures["curves"]["layout"]["xaxis"]
     line = {"iteration": 5000, "validation_accuracy": 0.9}

@@ -109,6 +109,13 @@ def test_a_metric_that_a_seed_lacks_has_no_mean(tmp_path):
     assert [row["validation_accuracy"] for row in rows(tmp_path)] == ["", "0.6"]
 
 
+def test_only_equal_metrics_are_a_tie(tmp_path):
+    for job, (rate, validation) in enumerate((("0.1", 0.6), ("0.2", 0.6), ("0.4", 0.599))):
+        write(tmp_path / str(job), [f"algorithm.inner_lr={rate}"], 0.7, validation)
+    lines = write_sweep_report(tmp_path).summary_lines()
+    assert "  equal by validation: algorithm.inner_lr=0.2" in lines
+
+
 def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
     texts = []
 
@@ -219,6 +226,7 @@ def test_files_of_other_programs_are_no_runs(tmp_path):
         (tmp_path / name / name).write_text('{"accuracy": 0.5')
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "results.json").write_text('{"test_accuracy": 1.0}')
+    write(tmp_path / ".trash" / "3", [], 0.7)
     assert [run.name for run in table(tmp_path).runs] == ["0"]
 
 
@@ -275,6 +283,18 @@ def test_values_with_a_bar_stay_in_their_cell(tmp_path):
     assert "| a\\|b | 1 |" in (tmp_path / "sweep.md").read_text()
 
 
+def test_values_and_errors_are_no_html_in_markdown(tmp_path):
+    write(tmp_path / "a", ["dataset.root_pattern=<b>"], 0.7)
+    write(tmp_path / "b", ["dataset.root_pattern=c"], 0.7)
+    failure = {"error": "one\n<i>two</i>\n# three", "overrides": ["dataset.root_pattern=c"]}
+    (tmp_path / "b" / "results.json").unlink()
+    (tmp_path / "b" / "failure.json").write_text(json.dumps(failure))
+    write_sweep_report(tmp_path)
+    text = (tmp_path / "sweep.md").read_text()
+    assert "| &lt;b&gt; | 1 |" in text
+    assert "\n- b: one &lt;i&gt;two&lt;/i&gt; # three\n" in text
+
+
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [
@@ -284,7 +304,8 @@ def test_values_with_a_bar_stay_in_their_cell(tmp_path):
         (("model.name='a'", "model.name=a"), ()),
         (("model.name=A", "model.name=a"), ("model.name",)),
         (("~model.dropout", "logger=jsonl"), ()),
-        (("trainer.profile=True", "trainer.profile=true"), ()),
+        (("trainer.profile=TRUE", "trainer.profile=true"), ()),
+        (("model.dropout=Null", "model.dropout=null"), ()),
         (("dataset=glyphs", "dataset=omniglot"), ("dataset",)),
         (("+experiment=maml_a", "+experiment=maml_b"), ("experiment",)),
         (("trainer.iterations=1", "trainer.iterations=2"), ("trainer.iterations",)),
@@ -393,6 +414,7 @@ def test_a_single_test_task_has_no_interval(tmp_path):
         (tmp_path / str(job) / "results.json").write_text(json.dumps({**results, "ci95": "NaN"}))
     report = write_sweep_report(tmp_path)
     assert {row["test_accuracy_ci95"] for row in rows(tmp_path)} == {""}
+    assert {row["test_interval"] for row in rows(tmp_path)} == {""}
     assert "nan" not in "".join(report.summary_lines()) + (tmp_path / "sweep.md").read_text()
 
 

@@ -17,6 +17,6 @@ def test_the_experiment_trains(tmp_path):
         check=True,
         timeout=600,
     )
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text("utf-8"))
     assert results["iterations"] == 20
     assert results["test_accuracy"] > 0.3  # chance is 0.2
