@@ -90,5 +90,7 @@ def update_running_statistics(norm: BatchNorm, mean: Tensor, unbiased_variance: 
         norm.num_batches_tracked.add_(1)
         if momentum is None:  # a cumulative average
             momentum = 1 / float(norm.num_batches_tracked)
-    cast(Tensor, norm.running_mean).lerp_(mean.view(-1), momentum or 0.0)
-    cast(Tensor, norm.running_var).lerp_(unbiased_variance.view(-1), momentum or 0.0)
+    # By `.data`: PyTorch's own norm of an earlier call has saved them for its backward pass, which
+    # does not read them after a forward pass in training.
+    cast(Tensor, norm.running_mean).data.lerp_(mean.view(-1), momentum or 0.0)
+    cast(Tensor, norm.running_var).data.lerp_(unbiased_variance.view(-1), momentum or 0.0)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 _CPU = torch.device("cpu")
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2^64: the factor of Fibonacci hashing
 
 
 def seed_generators(seed: int, device: torch.device = _CPU) -> None:
@@ -21,7 +22,8 @@ def seed_generators(seed: int, device: torch.device = _CPU) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    np.random.seed(seed % 2**32)
+    # Not the same seed: NumPy's generator is torch's, and would give the same numbers.
+    np.random.seed(((seed + 1) * _GOLDEN_RATIO >> 32) % 2**32)
     random.seed(seed)
 
 

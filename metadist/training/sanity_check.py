@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -62,7 +63,6 @@ def check_before_training(
     _check_partition(strategy, learner, meta_batch_size)
     _check_supervised(tasks, learner)
     _check_ways(tasks, learner)
-    _check_batch_norm(tasks, learner)
     run_sanity_check(tasks, learner, precision)
     _log_lost_batching(learner)
     counts = {"train": meta_batch_size, "test": eval_tasks}
@@ -110,20 +110,6 @@ def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:
             f"task.train_ways={tasks.train_ways} does not fit: test tasks have task.ways="
             f"{tasks.ways}, and {type(learner).__name__} would not train {untrained} of its "
             f"outputs: leave task.train_ways out, or set it to at least {tasks.ways}."
-        )
-
-
-def _check_batch_norm(tasks: TaskDistribution, learner: Learner) -> None:
-    """Reject batch norm of vectors if a task has a single example, which has no variance."""
-    if not isinstance(tasks, FewShotTasks):
-        return
-    ways = 1 if tasks.regression else tasks.ways
-    train_ways = 1 if tasks.regression else tasks.train_ways
-    fewest = min(ways * tasks.shots, train_ways * tasks.train_shots)
-    if fewest == 1 and any(isinstance(module, nn.BatchNorm1d) for module in learner.modules()):
-        raise UserError(
-            "batch norm cannot normalize a single example, and a task has one support example: "
-            "set model.batch_norm=false, or ask for more, as in task.shots=10."
         )
 
 
@@ -421,6 +407,12 @@ def _explain(
         return UserError(
             f"the model cannot process inputs of {inputs.dtype} ({place}{first_line(error)}): let "
             "the dataset give float32, as by .float() of numbers or .float() / 255 of pixels."
+        )
+    if re.search(r"more than (1|one) value per channel", str(error)):
+        return UserError(
+            f"batch norm cannot normalize a single value per channel, in {computed}: take a model "
+            "without it, as with model.batch_norm=false of mlp, or more support examples, as in "
+            "task.shots=10."
         )
     if location:
         hint = f"in {computed}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
-from metadist.algorithms.functional import parameters_by_name
+from metadist.algorithms.functional import call_with, parameters_by_name
 from metadist.algorithms.learner import as_task_result
 from metadist.distributed import module_clone
 from metadist.distributed.reducers import mean_reducer
@@ -200,17 +200,16 @@ class TaskMapper:
 
     def _run_with_buffers(self, learner: Learner, episode: Episode) -> TaskResult:
         """Run the learner on a task; the result includes the task's changes of its buffers."""
-        before, run = dict(learner.named_buffers()), learner
-        if before:
-            run = module_clone(learner, by="reference", detach_buffers=True)
+        before = dict(learner.named_buffers())
+        buffers = {name: buffer.detach().clone() for name, buffer in before.items()}
         device = episode.query.inputs.device
         with autocast(self.precision, device), differentiable_attention(learner):
-            result = as_task_result(run(episode), learner)
+            result = as_task_result(call_with(learner, buffers, episode), learner)
         if self.precision == "bf16":
             result = to_float32(result)
         if not before or not learner.training:
             return result
-        return result._replace(buffers=buffer_changes(before, dict(run.named_buffers())))
+        return result._replace(buffers=buffer_changes(before, buffers))
 
     def _sample(self, batch: MetaBatch) -> Iterator[tuple[Tensor, Episode]]:
         single = batch.keys.dim() == 1

@@ -93,18 +93,32 @@ def test_a_run_without_validations_needs_no_validation_classes(tmp_path):
     assert Trainer(experiment).run()["protocol"]["ways"] == 6
 
 
+class Sequences(nn.Module):
+    """A model whose batch norm has several values per channel of each example."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(2), nn.Linear(8, outputs)
+
+    def forward(self, inputs):
+        values = inputs.unsqueeze(1) * torch.arange(1.0, 9.0).view(2, 4)
+        return self.head(self.norm(values).flatten(1))
+
+
 def test_batch_norm_of_a_single_example_is_refused(tmp_path):
     overrides = ("strategy=local", "dataset=sinusoid", "model=mlp")
     small = ("++dataset", "model")
-    with pytest.raises(UserError, match=r"set model\.batch_norm=false"):
+    with pytest.raises(UserError, match=r"single value .* as with model\.batch_norm=false of mlp"):
         build(tmp_path, *overrides, omit=small)
     build(tmp_path, *overrides, "model.batch_norm=false", omit=small)
     build(tmp_path, *overrides, "task.shots=2", omit=small)
-    for one in ("task.shots", "task.train_shots"):
-        with pytest.raises(UserError, match="a task has one support example"):
+    for one, split in (("task.shots", "test"), ("task.train_shots", "train")):
+        with pytest.raises(UserError, match=f"a single value per channel, in a {split} task"):
             build(
                 tmp_path, *overrides, "task.shots=2", "task.train_shots=2", f"{one}=1", omit=small
             )
+    own = ("~model", f"+model._target_={__name__}.Sequences")
+    assert build(tmp_path, *overrides[:2], *own, "task.shots=1", omit=small)
 
 
 def rates(directory, *overrides: str) -> list[float]:

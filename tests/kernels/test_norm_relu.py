@@ -146,6 +146,26 @@ def test_norms_of_half_precision_are_pytorchs(dtype):
 
 
 @pytest.mark.parametrize("native", [True, False])
+def test_few_values_before_many_have_second_derivatives(native):
+    """As support and query examples: PyTorch computes the first, and keeps running statistics."""
+    torch.manual_seed(0)
+    ours, theirs = (nn.BatchNorm2d(16).double() for _ in range(2))
+    few, many = torch.randn(2, 16, 4, 4).double(), torch.randn(64, 16, 8, 8).double()
+    found = []
+    for layer in (
+        lambda inputs: norm_relu(ours, inputs, native=native),
+        lambda i: theirs(i).relu(),
+    ):
+        inputs = few.clone().requires_grad_()
+        support = layer(inputs).sin().sum()
+        query = layer(many + inputs.sum()).cos().sum()
+        (first,) = torch.autograd.grad(support, inputs, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum() + query, inputs))
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+@pytest.mark.parametrize("native", [True, False])
 def test_running_variances_far_below_eps(native):
     ours, theirs = (nn.BatchNorm2d(16, eps=1.0, momentum=1.0) for _ in range(2))
     inputs = 1e-4 * torch.randn(16, 16, 12, 12)

@@ -19,8 +19,9 @@ from metadist.distributed.store import elastic_store
 from metadist.errors import UserError
 from metadist.files import locked_directory
 from metadist.launchers import RunSpec
+from metadist.launchers.building import check_same_device
 from metadist.launchers.error_reporting import print_error
-from metadist.launchers.job import JobFailure, attempt_job, check_same_device, run_job
+from metadist.launchers.job import JobFailure, attempt_job, run_job
 
 OVERRIDES = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 

@@ -14,7 +14,7 @@ from metadist.distributed.partitioners import dim_partitioner
 from metadist.distributed.reducers import MeanReducer
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
-from metadist.tasks import Episode, Examples, task_keys
+from metadist.tasks import Episode, Examples, seed_generators, task_keys
 from metadist.training import EvaluateMapper, MetaBatch, TaskMapper, TrainMapper, resolve_device
 from metadist.training.strategies import LocalStrategy
 from metadist.training.task_mapper import order_of_tasks
@@ -85,6 +85,53 @@ def test_random_numbers_depend_on_seed_split_iteration_and_index(other):
     seed, split, iteration, index = other
     key = task_keys(seed, split, iteration, range(index, index + 1))
     assert not set(drawn(key)[0]) & set(drawn(KEYS[:1])[0])
+
+
+def test_numpys_numbers_are_not_those_of_torch():
+    for seed in (0, 1, 2**63 + 5):
+        seed_generators(seed)
+        numbers = torch.randint(0, 2**16, (8,)).tolist()
+        assert not set(numbers) & set(np.random.randint(0, 2**16, 8).tolist())
+
+
+class ByFunction(nn.Module):
+    """A model that calls its layers by a function of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(1, 3), nn.BatchNorm1d(3)
+        self.layers = lambda inputs: self.norm(self.linear(inputs)).tanh().sum(-1, keepdim=True)
+
+    def forward(self, inputs):
+        return self.layers(inputs)
+
+
+class ByMethod(ByFunction):
+    """The same model, which calls its layers in `forward`."""
+
+    def forward(self, inputs):
+        return self.norm(self.linear(inputs)).tanh().sum(-1, keepdim=True)
+
+
+class Points:
+    """Regression tasks of four points."""
+
+    def sample(self, key):
+        inputs = torch.arange(4.0).view(4, 1) + key[3]
+        return Episode(Examples(inputs, inputs.sin()), Examples(inputs + 0.5, inputs.cos()))
+
+
+def test_a_model_that_calls_its_layers_by_a_function_is_adapted_and_keeps_its_buffers():
+    points = WorkerLocal("points of the mappers' test", Points())
+    losses = []
+    for kind in (ByMethod, ByFunction):
+        torch.manual_seed(0)
+        learner = MAML(kind(), inner_lr=0.1, inner_steps=2, regression=True).train()
+        results = TaskMapper(points, "cpu").run_each(learner, MetaBatch(KEYS))
+        losses.append([result.loss for result in results])
+        assert all(result.buffers["model.norm.running_mean"].any() for result in results)
+        assert not learner.model.norm.running_mean.any()
+    torch.testing.assert_close(*losses, rtol=0, atol=0)
 
 
 def test_the_generators_of_the_process_are_left_as_they_were():

@@ -1,0 +1,249 @@
+"""Builds the experiment of a job on every rank, and requires that the ranks have built the same."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from metadist.config import build_experiment
+from metadist.distributed import get_rank
+from metadist.distributed.job import Job
+from metadist.distributed.rendezvous import all_gather_object
+from metadist.errors import UserError
+from metadist.files import locked_directory
+from metadist.kernels import disable_native, native_available
+from metadist.launchers.error_reporting import RemoteRankFailed, is_user_error, record_error_in
+from metadist.launchers.run_spec import RunSpec, save_configuration
+from metadist.loggers import flatten_values
+from metadist.reports import CONFIG_FILE, ERROR_FILE, RESULTS_FILE
+from metadist.training import Experiment, Interrupted, resolve_device
+from metadist.training.batching import ChunkSize
+from metadist.training.compilation import compile_step, with_chunk_size
+from metadist.training.outer_step import FAILED
+from metadist.training.sanity_check import partition_digest
+
+_log = logging.getLogger(__name__)
+
+_OWN_TO_RANK = ("device", "hydra", "launcher", "logger", "resume")
+"""Keys and groups whose values may differ between ranks."""
+
+
+def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
+    """Build the experiment on every rank; if one rank fails, none of them continues.
+
+    A slow rank may take any time while its heartbeats arrive. On rank zero, the lock of the run's
+    directory is added to `locks`.
+
+    Raises:
+        UserError: one or all ranks raised this error. Raised on all ranks.
+        RemoteRankFailed: another rank failed and reports its error.
+    """
+    error: Exception | Interrupted | None = None
+    try:
+        if get_rank() == 0:
+            _lock_directory(spec.directory, locks)
+        experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
+        compile_error = compile_step(experiment)
+        partition = None
+        if experiment.strategy.every_rank_drives:
+            size = experiment.trainer_config.meta_batch_size
+            partition = partition_digest(experiment.strategy, experiment.learner, size)
+        device = resolve_device(experiment.train_mapper.device)
+        outcome = _BuildOutcome(
+            iteration=experiment.state.iteration if experiment.strategy.is_driver else None,
+            native=native_available(experiment.learner, device),
+            device=device.type,
+            chunk_size=experiment.train_mapper.chunk_size,
+            compile_error=compile_error,
+            partition=partition,
+            configuration=_digest(values := _compared_values(experiment)),
+        )
+    except (Exception, Interrupted) as any_error:
+        error = any_error
+        outcome = _BuildOutcome(
+            user_error=str(error) if isinstance(error, UserError) else "",
+            error=f"{type(error).__name__}: {error}",
+            refused=isinstance(error, Interrupted) or is_user_error(error, in_job=True),
+        )
+    gathered = all_gather_object(job.store, "built", outcome, timeout=None)
+    outcomes = [_BuildOutcome(*fields) for fields in gathered]
+    _require_built(outcomes, error, spec)
+    if len({outcome.configuration for outcome in outcomes}) > 1:
+        _refuse_different(all_gather_object(job.store, "values", values, timeout=None))
+    check_same_device([outcome.device for outcome in outcomes], job.hosts)
+    iterations = {outcome.iteration for outcome in outcomes if outcome.iteration is not None}
+    if len(iterations) > 1:
+        raise UserError(
+            f"the ranks found checkpoints of different iterations, {sorted(iterations)}: put "
+            "hydra.run.dir on a file system that all nodes share."
+        )
+    _require_equal_partition(experiment, outcomes)
+    _use_equal_kernels(experiment, outcomes)
+    if get_rank() == 0:
+        job.mark_started(str(spec.directory))
+    return experiment
+
+
+def _lock_directory(directory: Path, locks: ExitStack) -> None:
+    try:
+        locks.enter_context(locked_directory(directory))
+    except BlockingIOError:
+        raise UserError(
+            f"another run is writing to {directory}: wait until it has ended, or choose another "
+            "directory with hydra.run.dir=DIR."
+        ) from None
+    except OSError:  # `restore` says why the directory cannot be written
+        pass
+
+
+class _BuildOutcome(NamedTuple):
+    """The outcome of building the experiment on one rank: an error, or the other attributes.
+
+    Attributes:
+        user_error: the message of a `UserError`, "" for none.
+        error: the class and message of any error, "" for none.
+        refused: whether the error is one that the user can correct, or a signal.
+        iteration: the restored iteration of a driver; None on other ranks.
+        native: whether the native kernels are available; None if the model uses none.
+        device: the type of the device.
+        chunk_size: the number of tasks in a chunk.
+        compile_error: the reason why the outer step cannot be compiled; None if it can be, or if
+            it is not to be compiled.
+        partition: a digest of the partitioner's shards; None if only rank zero calls it.
+        configuration: a digest of the values that must be equal on all ranks.
+    """
+
+    user_error: str = ""
+    error: str = ""
+    refused: bool = False
+    iteration: int | None = None
+    native: bool | None = None
+    device: str = ""
+    chunk_size: ChunkSize | None = None
+    compile_error: str | None = None
+    partition: str | None = None
+    configuration: str = ""
+
+
+def _require_built(
+    outcomes: list[_BuildOutcome], error: Exception | Interrupted | None, spec: RunSpec
+) -> None:
+    """Raise this rank's error, or an error that names the rank that failed."""
+    for rank, outcome in enumerate(outcomes):
+        if outcome.user_error:
+            prefix = "" if outcomes[0].user_error else f"on rank {rank}: "
+            raise UserError(f"{prefix}{outcome.user_error}") from error
+    # A refused run leaves no files, and a finished one keeps its results.
+    failed = [rank for rank, each in enumerate(outcomes) if each.error and not each.refused]
+    if failed and not (spec.directory / RESULTS_FILE).exists():
+        if get_rank() == 0 and not (spec.directory / CONFIG_FILE).exists():
+            with suppress(OSError, UserError):  # the run ends with the first error
+                save_configuration(spec)
+        if get_rank() in failed:
+            record_error_in(spec.directory / ERROR_FILE)
+    if error is not None:
+        raise error
+    for rank, outcome in enumerate(outcomes):
+        if outcome.error:
+            raise RemoteRankFailed(f"rank {rank} failed while building: {outcome.error}")
+
+
+def _compared_values(experiment: Experiment) -> dict[str, str]:
+    """The values of the configuration and the data that must be equal on all ranks, by key.
+
+    Paths are left out, since nodes may have the data in different directories.
+    """
+    values = {
+        key: str(value)
+        for key, value in flatten_values(experiment.configuration).items()
+        if key.partition(".")[0] not in _OWN_TO_RANK and "/" not in str(value)
+    }
+    checksum = str(experiment.tasks.protocol().get("data_checksum", ""))
+    return values | {"the checksum of the data": checksum}
+
+
+def _digest(values: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_different(values: list[dict[str, str]]) -> None:
+    """Raise an error that names a value that differs between ranks. Raised on all ranks.
+
+    Args:
+        values: the `_compared_values` of each rank.
+    """
+    for rank, other in enumerate(values):
+        for key in values[0].keys() | other.keys():
+            first, second = values[0].get(key, "not set"), other.get(key, "not set")
+            if first != second:
+                raise UserError(
+                    f"{key} is {second} on rank {rank} and {first} on rank 0: start all nodes with "
+                    "the same command, files and data."
+                )
+
+
+def _require_equal_partition(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
+    """Raise an error if the partitioner's shards differ between ranks."""
+    partition = outcomes[0].partition
+    ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.partition != partition]
+    if ranks:
+        raise UserError(
+            f"the partitioner gives different shards on ranks {ranks} and on rank 0, and with "
+            f"strategy={experiment.strategy.name} every rank calls it: let the shards depend only "
+            "on the tasks and the number of workers, not on hash() of strings or the order of "
+            "sets, or take strategy=rpc."
+        )
+
+
+def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
+    """Use the same kernels, compiled code and chunk size on all ranks: others round differently."""
+    non_native_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.native is False]
+    if non_native_ranks:
+        disable_native(experiment.learner)
+        if get_rank() == 0 and len(non_native_ranks) < len(outcomes):
+            _log.warning(
+                "rank %s has no working C++ compiler (on a GPU: no Triton), so that no rank uses "
+                "model.native",
+                ", ".join(map(str, non_native_ranks)),
+            )
+    mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]
+    if len(set(sizes)) > 1:  # of different GPUs
+        smallest = min(size for size in sizes if isinstance(size, int))
+        batch = experiment.trainer_config.meta_batch_size
+        experiment.train_mapper = mapper = with_chunk_size(mapper, smallest, batch)
+    compiled = mapper.compiled
+    failed_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.compile_error]
+    if failed_ranks:
+        experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
+        if get_rank() == 0 and compiled is not None:
+            _log.log(
+                logging.WARNING if compiled.backend == "inductor" else logging.INFO,
+                "the outer step runs eagerly: on rank %s %s (%s); trainer.compile=false avoids the "
+                "attempt",
+                ", ".join(map(str, failed_ranks)),
+                FAILED[compiled.backend],
+                outcomes[failed_ranks[0]].compile_error,
+            )
+
+
+def check_same_device(devices: list[str], hosts: list[str]) -> None:
+    """Refuse to train on the CPUs of some ranks and the GPUs of others.
+
+    Args:
+        devices: the device type of each rank.
+        hosts: the machine of each rank.
+
+    Raises:
+        UserError: the types differ. Raised on every rank that calls it.
+    """
+    if len(set(devices)) > 1:
+        on_cpu = [rank for rank, device in enumerate(devices) if device == "cpu"]
+        machines = ", ".join(sorted({hosts[rank] for rank in on_cpu}))
+        raise UserError(
+            f"ranks {on_cpu} ({machines}) compute on the CPU and the others on GPUs: check the GPU "
+            "driver there, or set device=cpu on all ranks."
+        )
