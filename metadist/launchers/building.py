@@ -28,8 +28,9 @@ from metadist.training.sanity_check import partition_digest
 
 _log = logging.getLogger(__name__)
 
-_OWN_TO_RANK = ("device", "hydra", "launcher", "logger", "resume")
-"""Keys and groups whose values may differ between ranks."""
+_MAY_DIFFER = ("hydra", "launcher", "logger")
+_OF_NODE = ("device", "resume", "threads", "trainer.task_chunk_size")
+"""Groups and keys whose values may differ between ranks."""
 
 
 def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
@@ -160,7 +161,7 @@ def _compared_values(experiment: Experiment) -> dict[str, str]:
     values = {
         key: str(value)
         for key, value in flatten_values(experiment.configuration).items()
-        if key.partition(".")[0] not in _OWN_TO_RANK and "/" not in str(value)
+        if not (key in _OF_NODE or key.partition(".")[0] in _MAY_DIFFER or "/" in str(value))
     }
     checksum = str(experiment.tasks.protocol().get("data_checksum", ""))
     return values | {"the checksum of the data": checksum}
@@ -177,7 +178,7 @@ def _refuse_different(values: list[dict[str, str]]) -> None:
         values: the `_compared_values` of each rank.
     """
     for rank, other in enumerate(values):
-        for key in values[0].keys() | other.keys():
+        for key in sorted(values[0].keys() | other.keys()):
             first, second = values[0].get(key, "not set"), other.get(key, "not set")
             if first != second:
                 raise UserError(

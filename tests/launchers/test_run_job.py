@@ -148,6 +148,14 @@ def test_ranks_whose_sweepers_sampled_different_jobs_do_not_train(tmp_path):
         )
 
 
+def test_ranks_of_different_commands_do_not_train(tmp_path):
+    overrides = ("threads=1",), ("seed=1", "threads=2", "device=cpu", "trainer.iterations=9")
+    messages = run_world(run_own_job, 2, str(tmp_path), False, *overrides)
+    assert len({*messages}) == 1
+    assert messages[0].startswith("UserError: seed is 1 on rank 1 and 0 on rank 0: start all nodes")
+    assert not (tmp_path / ".hydra").exists()
+
+
 def test_the_user_error_of_one_rank_is_that_of_all_and_names_it(tmp_path):
     overrides = (), ("task.ways=50",)
     messages = run_world(run_own_job, 2, str(tmp_path), False, *overrides)
