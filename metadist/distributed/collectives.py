@@ -1,5 +1,6 @@
 """Collectives on nested structures of tensors and numbers, over shared memory, Gloo or NCCL."""
 
+import hashlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
@@ -156,7 +157,9 @@ class _SumOverRanks(torch.autograd.Function):
         return total
 
 
-def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
+def all_reduce(
+    tree: T, op: Literal["sum", "mean", "max", "min"] = "sum", *, check: bool = True
+) -> T:
     """Reduce a structure over all ranks, leaf by leaf. All ranks call it.
 
     Tensors of one dtype are reduced in one collective. "sum" and "mean" are differentiable, with
@@ -166,18 +169,21 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
     Args:
         tree: a tensor, a NumPy array, a number, or tuples, lists, dicts and named tuples of them,
-            with the same structure and shapes on every rank. It is not changed.
+            with the same structure, shapes and types on every rank. It is not changed.
         op: the reduction. "mean" gives every rank the same weight.
+        check: whether to compare the ranks' structures first, in a collective of its own.
 
     Returns:
         The same structure with the reduced leaves, equal on every rank.
 
     Raises:
-        UserError: there is no such reduction.
+        UserError: there is no such reduction, or the ranks' structures, shapes or types differ.
         WorkerLostError: another rank has died or left.
     """
     if op not in ("sum", "mean", "max", "min"):
         raise UserError(f'op must be "sum", "mean", "max" or "min", got {op!r}.')
+    if check:
+        _require_equal_structures(tree)
     size = dist.get_world_size()
 
     def combine(vector: Tensor) -> Tensor:
@@ -206,11 +212,13 @@ def all_reduce(tree: T, op: Literal["sum", "mean", "max", "min"] = "sum") -> T:
 
 def broadcast(tree: T, source: int = 0) -> T:
     """Return rank `source`'s values on every rank; `tree` is not changed. All ranks call it, with
-    the same structure and shapes.
+    the same structure, shapes and types.
 
     Raises:
+        UserError: the ranks' structures, shapes or types differ.
         WorkerLostError: another rank has died or left.
     """
+    _require_equal_structures(tree)
 
     def from_source(vector: Tensor) -> Tensor:
         copy = vector.detach().clone()
@@ -224,12 +232,14 @@ def broadcast(tree: T, source: int = 0) -> T:
 def all_gather(tree: T) -> list[T]:
     """Gather every rank's structure on all ranks, in the order of the ranks. All ranks call it.
 
-    The structures must be equal, but the tensors' first dimensions may differ. The result is
-    detached.
+    The structures and types must be equal, but the tensors' first dimensions may differ. The result
+    is detached.
 
     Raises:
+        UserError: the ranks' structures, other dimensions or types differ.
         WorkerLostError: another rank has died or left.
     """
+    _require_equal_structures(tree, any_length=True)
     size = dist.get_world_size()
     leaves, structure = optree.tree_flatten(cast(Any, tree))
     gathered: list[list[Any]] = [[] for _ in range(size)]
@@ -263,6 +273,32 @@ def barrier() -> None:
         _reduce_in_place(torch.zeros(1))  # on the CPU, because no GPU may be set yet
     else:
         dist.barrier()
+
+
+def _require_equal_structures(tree: Any, any_length: bool = False) -> None:
+    """Require that the ranks' values have the same structure, shapes and types.
+
+    Vectors of other types would be added as bytes.
+
+    Args:
+        tree: this rank's values.
+        any_length: whether the first dimensions may differ.
+    """
+    leaves, structure = optree.tree_flatten(tree)
+    tensors = [_as_tensor(leaf) for leaf in leaves]
+    kinds = [(str(t.dtype), tuple(t.shape[any_length:]), t.dim()) for t in tensors]
+    digest = hashlib.sha256(repr((str(structure), kinds)).encode()).digest()
+    numbers = [int.from_bytes(digest[i : i + 2], "big") for i in range(0, 8, 2)]
+    device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
+    sums = torch.tensor([*numbers, *(n * n for n in numbers)], device=device, dtype=torch.float64)
+    _reduce_in_place(sums)
+    # Equal numbers, and no others, have the variance zero. The sums are exact.
+    totals, squares = sums.view(2, -1)
+    if not torch.equal(squares * dist.get_world_size(), totals.square()):
+        raise UserError(
+            "the ranks gave a collective values of different structures, shapes or types: give "
+            "the same on every rank; the numbers 0 and 0.0 have different types."
+        )
 
 
 def _bytes(tensor: Tensor) -> Tensor:

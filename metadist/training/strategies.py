@@ -374,7 +374,7 @@ class AllReduceStrategy(_InProcessStrategy):
             flags = (filled or [sums.value.loss])[0].new_tensor(
                 [*(part is not None for part in sums.gradient), stop_requested()]
             )
-            value, filled, flags = all_reduce((sums.value, filled, flags))
+            value, filled, flags = all_reduce((sums.value, filled, flags), check=False)
             *counts, stops = flags.tolist()
             gradient = [g if count else None for g, count in zip(filled, counts, strict=True)]
             _set_gradient(sums.trainable, gradient, sums.divisor)
@@ -393,7 +393,7 @@ class AllReduceStrategy(_InProcessStrategy):
         self._check_structure(mapper, part)
         with profile_range("reduce"):
             stops = part.loss.new_tensor(float(stop_requested()))
-            part, stops = all_reduce((part, stops))
+            part, stops = all_reduce((part, stops), check=False)
             return finish_sum(part, shards.divisor, dtypes), bool(stops)
 
     def _check_structure(self, mapper: Mapper, result: Any) -> None:
@@ -440,11 +440,11 @@ class AllReduceStrategy(_InProcessStrategy):
 
     def any_rank(self, flag: bool) -> bool:
         """See `Strategy`."""
-        return all_reduce(float(flag)) > 0
+        return all_reduce(float(flag), check=False) > 0
 
     def barrier(self) -> None:
         """See `Strategy`."""
-        all_reduce(0.0)
+        all_reduce(0.0, check=False)
 
     def broadcast_module(self, module: nn.Module) -> None:
         """See `Strategy`."""

@@ -22,6 +22,30 @@ class Metrics(NamedTuple):
     count: int
 
 
+def refused_values() -> list[str]:
+    """The errors of values that are not the same on both ranks, and a sum after them."""
+    rank, messages = todist.get_rank(), []
+    calls = (
+        lambda: collectives.all_reduce({"loss": rank / 2 if rank else 0}),
+        lambda: collectives.broadcast(0.5 if rank == 0 else 0),
+        lambda: collectives.all_gather([0, 0.5][rank]),
+        lambda: collectives.all_gather(torch.zeros(2, 1 + rank)),
+        lambda: collectives.all_reduce(torch.zeros(2, 3) if rank else torch.zeros(3, 2), "max"),
+    )
+    for call in calls:
+        with pytest.raises(todist.UserError, match="different structures, shapes or types") as info:
+            call()
+        messages.append(str(info.value))
+    assert collectives.all_reduce(1) == 2
+    return messages
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_values_of_different_types_are_refused_on_all_ranks(shared_memory):
+    first, second = run_world(in_a_group, 2, refused_values, shared_memory)
+    assert first == second and len(first) == 5
+
+
 def tensor_of(rank: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -39,8 +63,8 @@ def structure_of(rank: int) -> dict:
     }
 
 
-def in_a_group(function):
-    collectives.init_process_group("gloo")
+def in_a_group(function, shared_memory=True):
+    collectives.init_process_group("gloo", shared_memory=shared_memory)
     try:
         return function()
     finally:
