@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import open_dict
 
 from metadist.distributed import get_rank, get_world_size
-from metadist.distributed.job import Job, begin_job
+from metadist.distributed.job import Job, begin_job, current_job
 from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
 from metadist.files import locked_directory, replace_closed_streams
@@ -135,6 +135,8 @@ def _signals_interrupt() -> Iterator[None]:
 def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None) -> dict[str, Any]:
     """Run a job from Python. See `attempt_job`; an error is raised as it is.
 
+    After an error, too, this process has left the job and may go on with other work.
+
     Raises:
         UserError: the user can correct the error, such as a wrong option.
         Exception: any other error.
@@ -144,6 +146,8 @@ def run_job(spec: RunSpec, on_built: Callable[[Experiment], None] | None = None)
         return attempt_job(spec, on_built)
     except JobFailure as failure:
         error = failure.error
+    finally:
+        current_job().end()
     raise error
 
 

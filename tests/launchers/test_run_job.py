@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,19 @@ def test_the_user_error_of_one_rank_is_that_of_all_and_names_it(tmp_path):
     overrides = (), ("task.ways=50",)
     messages = run_world(run_own_job, 2, str(tmp_path), False, *overrides)
     assert len({*messages}) == 1 and messages[0].startswith("UserError: on rank 1: task.ways is 50")
+
+
+def go_on_after_a_failed_job(directory: Path) -> str:
+    configuration = compose(*SMALL, "timeout_seconds=2", "task.ways=50")
+    with pytest.raises(UserError, match=r"task\.ways is 50"):
+        run_job(RunSpec("maml", directory, configuration))
+    if get_rank() == 0:
+        time.sleep(4)  # rank 1 has exited
+    return "went on"
+
+
+def test_a_process_may_go_on_after_a_failed_job(tmp_path):
+    assert run_world(go_on_after_a_failed_job, 2, tmp_path) == ["went on"] * 2
 
 
 def exits(directory: str) -> object:
