@@ -20,6 +20,7 @@ from metadist.distributed.partitioners import (
     WorkerID,
     as_shards,
     batch_partitioner,
+    with_plain_lists,
 )
 from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.requests import FANOUT, Requests
@@ -123,9 +124,11 @@ def remote_sync_call(
     gradient: GradientMode = "dist_autograd",
     fanout: int = FANOUT,
 ) -> Any:
-    """Run `func` on the workers and return the result: `remote_async_call(…).wait()`.
+    """Run `func` on the workers and return the result.
 
-    See `remote_async_call` for the arguments and errors.
+    See `remote_async_call` for the arguments and errors. Unlike the wait for its future, this wait
+    can be interrupted by Ctrl-C, and the reducer runs in this thread, with its autocast and
+    inference mode.
     """
     with profile_range("send"):
         call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
@@ -179,7 +182,7 @@ class _Call:
         self.transport = current_transport()
         _check_options(args, timeout, gradient, fanout)
         _check_functions(partitioner, reducer)
-        args, kwargs = () if args is None else tuple(args), kwargs or {}
+        args, kwargs = with_plain_lists((() if args is None else tuple(args), kwargs or {}))
         if not self.transport.carries_devices:
             args, kwargs = to_cpu((args, kwargs))
         self.reducer = reducer

@@ -54,10 +54,13 @@ def init_process_group(
             one, else the CPU.
 
     Raises:
-        UserError: the ranks chose different backends, for instance because a GPU of one node does
-            not work, which all ranks raise; or a rank without a GPU was given NCCL.
+        UserError: `flat_up_to` is below 1; the ranks chose different backends, for instance
+            because a GPU of one node does not work, which all ranks raise; or a rank without a GPU
+            was given NCCL.
         RendezvousTimeoutError: some ranks did not arrive.
     """
+    if flat_up_to < 1:
+        raise UserError(f"flat_up_to must be at least 1, got {flat_up_to}.")
     info = get_world_info()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None or device == torch.device("cuda"):

@@ -80,6 +80,19 @@ class ShardResults(list):
         self.sizes = [1.0] * len(self) if sizes is None else [float(size) for size in sizes]
 
 
+def with_plain_lists(tree: Any) -> Any:
+    """A structure with lists in place of `ShardResults`, which optree does not look into.
+
+    Args:
+        tree: arguments or results of a function that runs on workers.
+    """
+
+    def plain(leaf: Any) -> Any:
+        return with_plain_lists(list(leaf)) if isinstance(leaf, ShardResults) else leaf
+
+    return optree.tree_map(plain, tree, none_is_leaf=True)
+
+
 Reducer = Callable[[list], Any]
 """(results in the shards' order) -> result."""
 

@@ -192,7 +192,7 @@ def to_float64(leaf: Any) -> Any:
             return leaf
         return leaf.astype(np.float64 if np.issubdtype(leaf.dtype, np.floating) else np.int64)
     if not isinstance(leaf, torch.Tensor):
-        return leaf
+        return int(leaf) if isinstance(leaf, bool) else leaf
     if leaf.is_floating_point():
         return leaf.double()
     return leaf if leaf.is_complex() else leaf.long()

@@ -8,6 +8,7 @@ interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
 import contextlib
 import functools
 import logging
+import os
 import pickle
 import re
 import threading
@@ -170,21 +171,28 @@ class RpcTransport:
 
     def open(self) -> None:
         """See `Transport.open`."""
-        global _agent_store, _inline_slots
+        global _agent_store, _inline_slots, _rank
         info, timeout = get_world_info(), self.rendezvous_timeout
         self.store = rendezvous("rpc", timeout)
         use_one_malloc_arena()
         name, threads = self.worker_name_format(*info), self.options.num_worker_threads
         with _started_threads(threads) as missing:  # until all ranks of a node have theirs
-            gathered = all_gather_object(self.store, "name", [name, missing], timeout)
-        self.names = [each for each, _ in gathered]
+            message = [name, missing, _rank in (None, info.rank)]
+            gathered = all_gather_object(self.store, "name", message, timeout)
+        self.names = [each for each, *_ in gathered]
         _check_names(self.names)
-        if any(missing for _, missing in gathered):
+        if others := [rank for rank, (*_, fits) in enumerate(gathered) if not fits]:
+            raise UserError(
+                f"the processes of ranks {others} had other ranks when they used RPC before, and "
+                "torch keeps the first one: start the ranks in new processes, not by fork."
+            )
+        if any(missing for _, missing, _ in gathered):
             raise UserError(
                 f"RPC needs {threads} threads in each rank, which this system does not allow: "
                 "raise the limit of processes (`ulimit -u`, or the pids of a container) or of "
                 "memory (`ulimit -v`), or choose strategy=allreduce."
             )
+        _rank = info.rank
         _agent_store = dist.PrefixStore("agent", self.store)
         _inline_slots = threading.Semaphore(self.options.num_worker_threads // 4)
         # torch's counters in this process differ between ranks after a restart. Under a fresh
@@ -201,6 +209,11 @@ class RpcTransport:
                     rpc_backend_options=self.options,
                 )
             except ValueError as error:  # raised on all ranks
+                if not (self.options.device_maps or self.options.devices):
+                    advice = "RPC of torch does not start with TORCH_DISTRIBUTED_DEBUG=DETAIL"
+                    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+                        raise UserError(f"{advice} ({error}): set it to INFO.") from None
+                    raise
                 reason = "; ".join(str(error).splitlines())
                 raise UserError(
                     f"the device_maps or devices of rpc_backend_options do not fit: {reason}."
@@ -262,7 +275,7 @@ class RpcTransport:
 
     def is_timeout(self, error: Exception) -> bool:
         """See `Transport.is_timeout`."""
-        return "RPCErr:1" in str(error) or "timed out" in str(error).lower()
+        return "RPCErr:1:" in str(error)
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple:
@@ -312,6 +325,8 @@ def _limit(seconds: float) -> float:
 
 
 _agent_store: dist.Store = dist.HashStore()
+_rank: int | None = None
+"""The rank with which this process, or the one that it was forked from, has used RPC."""
 
 
 def _rendezvous_handler(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:

@@ -12,18 +12,20 @@ import contextlib
 import errno
 import functools
 import ipaddress
+import multiprocessing.util
 import os
 import socket
 import stat
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 import torch.distributed as dist
 
-from metadist.deadlines import call_within, wait_until
+from metadist.deadlines import wait_until
 from metadist.distributed.errors import WorkerLostError
 from metadist.distributed.world import (
     get_world_info,
@@ -44,6 +46,8 @@ _LEAVE_TIMEOUT = 2.0
 """Seconds that another rank waits at its exit for its write to the store."""
 
 _store: dist.Store | None = None
+_world: tuple[object, ...] = ()
+"""The process and the variables of the world that `_store` is for."""
 
 
 class Counters(Protocol):
@@ -108,9 +112,11 @@ def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
         UserError: the environment does not contain the store's address, or torchrun's log directory
             is not private.
     """
-    global _store
-    if _store is None:
-        info = get_world_info()
+    global _store, _world
+    info = get_world_info()
+    address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    world = (os.getpid(), info.rank, info.world_size, *address)
+    if _store is None or _world != world:  # another one after a fork, or in a notebook
         if _is_file_store():
             _store = _open_file_store()
         elif info.world_size == 1:
@@ -119,9 +125,12 @@ def world_store(timeout: float = RENDEZVOUS_TIMEOUT) -> dist.Store:
             _store = _connect(timeout)
         else:
             _store = _connect(timeout, host=info.rank == 0)
-            atexit.register(_outlive_other_ranks if info.rank == 0 else _leave, _store)
             if info.rank:
                 _store.set(f"metadist/connected/{info.rank}", "")
+                _leave_at_exit(_store, info.rank)
+            else:
+                _call_at_exit(functools.partial(_outlive_other_ranks, _store, info.world_size))
+        _world = world
     return _store
 
 
@@ -216,6 +225,8 @@ def _agent_directory() -> Path:
 def _connect(timeout: float, host: bool = False) -> dist.Store:
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if not 0 < port < 2**16:
+            raise ValueError(f"there is no port {port}")
     except (KeyError, ValueError) as error:
         raise UserError(
             f"MASTER_ADDR and MASTER_PORT must hold the address of rank zero ({error}); start the "
@@ -273,14 +284,22 @@ def store_errors_as_worker_lost(store: str = "the job's store") -> Iterator[None
         raise WorkerLostError(f"{store} cannot be reached ({first_line(error)}).") from None
 
 
-def _outlive_other_ranks(store: dist.Store) -> None:
+def _call_at_exit(function: Callable[[], None]) -> None:
+    """Call a function when this process exits. Processes of multiprocessing run no `atexit`."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(function)
+    else:
+        multiprocessing.util.Finalize(None, function, exitpriority=0)
+
+
+def _outlive_other_ranks(store: dist.Store, size: int) -> None:
     """Wait at exit for the other ranks that are connected to this process's store.
 
     They may still poll the store or write their last heartbeat.
     """
     deadline = time.monotonic() + _EXIT_TIMEOUT
     with contextlib.suppress(RuntimeError):
-        for rank in range(1, get_world_info().world_size):
+        for rank in range(1, size):
             has_left = functools.partial(_has_left, store, rank)
             wait_until(has_left, deadline - time.monotonic(), pause=0.02)
 
@@ -289,7 +308,23 @@ def _has_left(store: dist.Store, rank: int) -> bool:
     return not store.check([f"metadist/connected/{rank}"]) or store.check([f"metadist/left/{rank}"])
 
 
-def _leave(store: dist.Store) -> None:
-    """Tell rank zero, which hosts the store, that this rank no longer needs it."""
-    key = f"metadist/left/{get_world_info().rank}"
-    call_within(_LEAVE_TIMEOUT, lambda: store.set(key, ""))  # rank zero may be unreachable
+def _leave_at_exit(store: dist.Store, rank: int) -> None:
+    """At exit, tell rank zero, which hosts the store, that this rank no longer needs it.
+
+    A thread does, since rank zero may be unreachable. It starts now, because Python 3.12 starts
+    none at exit.
+    """
+    exiting, left = threading.Event(), threading.Event()
+
+    def leave() -> None:
+        exiting.wait()
+        with contextlib.suppress(RuntimeError):
+            store.set(f"metadist/left/{rank}", "")
+        left.set()
+
+    def wait_for_leave() -> None:
+        exiting.set()
+        left.wait(_LEAVE_TIMEOUT)
+
+    threading.Thread(target=leave, name="metadist-leave", daemon=True).start()
+    _call_at_exit(wait_for_leave)

@@ -13,6 +13,7 @@ import optree
 import torch
 from torch import Tensor
 
+from metadist.distributed.partitioners import with_plain_lists
 from metadist.distributed.responses import (
     Gradients,
     RemoteFailure,
@@ -132,7 +133,7 @@ def run_shards(
     def convert_result(result: Any) -> Any:
         if isinstance(result, Tensor):
             return convert(result)
-        return optree.tree_map(convert, result, none_is_leaf=True)
+        return optree.tree_map(convert, with_plain_lists(result), none_is_leaf=True)
 
     # isinstance with a protocol would take longer than a small function.
     if inputs is not None and weights and hasattr(function, "weighted_sum"):

@@ -4,6 +4,7 @@ Each call reads the environment variables.
 """
 
 import functools
+import numbers
 import os
 import socket
 from collections.abc import Callable
@@ -171,13 +172,29 @@ def _on_ranks_where(
     return decorate
 
 
+def _require_ranks(ranks: tuple[object, ...]) -> None:
+    for rank in ranks:
+        if not isinstance(rank, numbers.Integral):
+            raise TypeError(f"ranks must be integers, as in @on_rank(0, 1), got {rank!r:.80}.")
+
+
 def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """Decorator: the function runs on `ranks` and returns None on all others."""
+    """Decorator: the function runs on `ranks` and returns None on all others.
+
+    Raises:
+        TypeError: a rank is not an integer, as in `@on_rank` without ranks.
+    """
+    _require_ranks(ranks)
     return _on_ranks_where(lambda rank: rank in ranks)
 
 
 def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """Decorator: the function runs on all ranks except `ranks`, where it returns None."""
+    """Decorator: the function runs on all ranks except `ranks`, where it returns None.
+
+    Raises:
+        TypeError: a rank is not an integer.
+    """
+    _require_ranks(ranks)
     return _on_ranks_where(lambda rank: rank not in ranks)
 
 

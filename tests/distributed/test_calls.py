@@ -563,6 +563,36 @@ def test_an_exit_and_a_result_that_cannot_be_transferred_are_errors_of_the_call(
     assert "cannot be transferred" in unloadable and "invalid literal" in unloadable
 
 
+def doubled(numbers: torch.Tensor) -> torch.Tensor:
+    return 2 * numbers
+
+
+def doubled_on_all_workers(numbers: torch.Tensor) -> list[torch.Tensor]:
+    return todist.remote_sync_call(doubled, args=(numbers,))
+
+
+def total(parts: list[torch.Tensor]) -> float:
+    return sum(part.sum().item() for part in parts)
+
+
+@todist.auto_init_rpc()
+def pass_results_on() -> tuple | None:
+    if todist.get_rank():
+        return None
+    numbers = torch.arange(8.0)
+    results = todist.remote_sync_call(doubled, args=(numbers,))
+    totals = todist.remote_sync_call(total, args=(results,))
+    nested = todist.remote_sync_call(
+        doubled_on_all_workers, args=(numbers,), reducer=todist.sum_reducer
+    )
+    return results.sizes, totals, [part.tolist() for part in nested]
+
+
+def test_results_of_a_call_are_arguments_and_results_of_others():
+    first, _ = run_world(pass_results_on, 2)
+    assert first == ([4.0, 4.0], [20.0, 36.0], [[8.0, 12.0], [16.0, 20.0]])
+
+
 class FrozenWorkers:
     """A transport whose workers neither answer a call nor, if `alive` is False, a ping."""
 

@@ -87,6 +87,7 @@ def test_tensors_of_whole_numbers_and_flags():
     assert total["flag"].tolist() == [2, 1]
     mean = todist.mean_reducer(results)
     assert mean["n"].tolist() == [2.5, 4.25] and mean["flag"].tolist() == [1.0, 0.25]
+    assert [type(todist.sum_reducer(flags)) for flags in ([True], [True, True])] == [int, int]
 
 
 @pytest.mark.parametrize(

@@ -538,6 +538,40 @@ def test_threads_of_rpc_have_no_arenas_of_their_own(tmp_path):
         assert 0 < within == before
 
 
+def open_with_another_rank() -> str:
+    todist.init_rpc()
+    todist.shutdown_rpc()
+    rank = todist.get_rank()
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(1 - rank)
+    with pytest.raises(todist.UserError) as caught:
+        todist.init_rpc()
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    todist.init_rpc()
+    todist.shutdown_rpc()
+    return str(caught.value)
+
+
+def test_another_rank_in_the_same_process_is_refused():
+    for message in run_world(open_with_another_rank, 2):
+        assert message.startswith("the processes of ranks [0, 1] had other ranks when they used")
+
+
+def open_with_detailed_debugging() -> str:
+    def refuse(*args, **options):
+        raise ValueError("Process group is not initialized")  # as torch does if started so
+
+    torch.distributed.rpc.init_rpc = refuse
+    with pytest.raises(todist.UserError) as caught:
+        todist.init_rpc()
+    return str(caught.value)
+
+
+def test_debugging_with_which_rpc_does_not_start_is_named():
+    variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    (message,) = run_world(open_with_detailed_debugging, 1, environment=variables)
+    assert message.endswith("DETAIL (Process group is not initialized): set it to INFO.")
+
+
 def open_without_room_for_threads() -> str:
     import resource
 

@@ -1,11 +1,12 @@
 """Where a job's store is, who can write to it, and who leaves it last."""
 
-import atexit
+import multiprocessing.util
 import os
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -173,8 +174,14 @@ def finish() -> tuple[float, float]:
         time.sleep(1)  # rank zero has finished long before
     job.end()
     before = time.monotonic()
-    atexit._run_exitfuncs()  # noqa: SLF001
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(threading.Thread, "start", start_no_thread)
+        multiprocessing.util._run_finalizers(0)  # noqa: SLF001  # this process runs no atexit
     return before, time.monotonic()
+
+
+def start_no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 does
 
 
 def test_rank_zero_which_hosts_the_store_exits_after_the_other_ranks_leave_it(free_port):
@@ -189,6 +196,21 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def stores_of_two_worlds() -> list[str]:
+    """The types of the store of one process and, in the same process, of two."""
+    variables = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")}
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    alone = world_store()
+    os.environ.update(variables)
+    return [type(each).__name__ for each in (alone, world_store(), world_store())]
+
+
+def test_another_world_in_the_same_process_has_another_store(free_port):
+    variables = {"MASTER_PORT": str(free_port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    for names in run_world(stores_of_two_worlds, 2, environment=variables):
+        assert names == ["HashStore", "TCPStore", "TCPStore"]
+
+
 def test_an_address_that_is_taken_or_missing_is_named(monkeypatch):
     monkeypatch.setattr(store, "_store", None)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
@@ -196,6 +218,9 @@ def test_an_address_that_is_taken_or_missing_is_named(monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(todist.UserError, match=r"must hold the address .* \('MASTER_PORT'\)"):
+        world_store()
+    monkeypatch.setenv("MASTER_PORT", "70000")
+    with pytest.raises(todist.UserError, match=r"must hold the address .* \(there is no port 700"):
         world_store()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -172,6 +172,13 @@ def test_the_rank_is_read_at_each_call(monkeypatch):
         assert ask_all() == EXPECTED[rank]
 
 
+@pytest.mark.parametrize("decorator", [todist.on_rank, todist.not_on_rank])
+def test_ranks_that_are_no_integers_are_refused(decorator):
+    for ranks in ([0, 1], on_zero):
+        with pytest.raises(TypeError, match=r"ranks must be integers, as in @on_rank\(0, 1\)"):
+            decorator(ranks)
+
+
 def test_what_the_function_raises_comes_through(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
