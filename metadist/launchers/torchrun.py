@@ -171,6 +171,7 @@ class TorchrunLauncher(Launcher):
             *rendezvous,
             f"--nproc-per-node={self.nproc_per_node}",
             f"--max-restarts={self.max_restarts}",
+            f"--log-dir={rendezvous_file.parent}",  # it is removed with the job
             *("-m", "metadist.launchers.worker", str(spec_file)),
         ]
 
@@ -182,7 +183,8 @@ class TorchrunLauncher(Launcher):
             spec: the job.
             slot: the index of the job's GPUs; see `acquire_slot`.
         """
-        environment = dict(os.environ)
+        # PET_…: defaults of torchrun's options, which `command` chooses.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PET_")}
         environment.setdefault("OMP_NUM_THREADS", str(spec.configuration.get("threads", 1)))
         if not self.rdzv_endpoint:
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent hosts no store

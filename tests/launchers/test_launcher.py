@@ -176,9 +176,10 @@ def test_which_gpus_jobs_are_distributed_over(monkeypatch, device, visible, expe
 
 def test_torchrun_gets_its_options_and_the_specification():
     command = TorchrunLauncher(nproc_per_node=2, max_restarts=1).command(
-        spec_of(), Path("a b.yaml"), Path("file")
+        spec_of(), Path("a b.yaml"), Path("scratch/file")
     )
     assert {"--nnodes=1", "--nproc-per-node=2", "--max-restarts=1"} <= set(command)
+    assert "--log-dir=scratch" in command  # which is removed after the job
     assert command[-3:] == ["-m", "metadist.launchers.worker", "a b.yaml"]
     nodes = TorchrunLauncher(nnodes=2, node_rank=1, rdzv_endpoint="a:1")
     command = nodes.command(spec_of(), Path("spec.yaml"), Path("file"))
@@ -187,6 +188,11 @@ def test_torchrun_gets_its_options_and_the_specification():
     nodes = TorchrunLauncher(nnodes=2, rdzv_endpoint="a:1", rdzv_id=7)
     command = nodes.command(spec_of(), Path("spec.yaml"), Path("file"))
     assert "--rdzv-id=7-a b's" in command and "node-rank" not in str(command)
+
+
+def test_defaults_of_torchrun_in_the_environment_do_not_count(monkeypatch):
+    monkeypatch.setenv("PET_STANDALONE", "1")
+    assert not any(name.startswith("PET_") for name in TorchrunLauncher().environment(spec_of(), 0))
 
 
 def test_the_specification_is_the_users_alone_and_is_removed(tmp_path, monkeypatch):
