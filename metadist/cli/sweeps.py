@@ -298,8 +298,6 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
     """
     error = failure.error
     if not spec.in_sweep or _is_interrupted(error):
-        if spec.in_sweep and isinstance(error, Interrupted):
-            error.args = (error.message,)  # the sweep prints how to resume it
         raise failure
     message, status = error_summary(error, failure.in_job)
     message = pop_worker_error(spec.directory) or message

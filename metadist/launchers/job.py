@@ -179,7 +179,9 @@ def attempt_job(
             settings.timeout_seconds, abort_process, settings.rendezvous_timeout_seconds
         )
         in_job = True
-        results = _finished_results_on_all_ranks(job, spec) if spec.in_sweep else None
+        results = None
+        if spec.in_sweep and not spec.launched:
+            results = _finished_results_on_all_ranks(job, spec)
         if results is None:
             spec = _resumed_if_restarted(job, spec)
             with ExitStack() as locks:
@@ -198,13 +200,16 @@ def attempt_job(
         elif get_rank() == 0:
             print_plain(f"job {spec.number} had finished before: {results_summary(results)}")
     except (Exception, Interrupted) as error:
+        if spec.in_sweep and isinstance(error, Interrupted):
+            error.args = (error.message,)  # the sweep prints how to resume it
         raise JobFailure(error, in_job) from error
     except SystemExit as error:
         if get_world_size() == 1:  # submitit exits so when SLURM preempts the job
             raise
         exit_error = RuntimeError(f"sys.exit({error.code!r}) was called during the job")
         raise JobFailure(exit_error.with_traceback(error.__traceback__), in_job) from error
-    if not spec.in_sweep:  # in a sweep, the ranks first exchange the job's outcome
+    # In a sweep, the ranks first exchange the job's outcome.
+    if spec.launched or not spec.in_sweep:
         job.end()
     return results
 

@@ -52,6 +52,8 @@ class RunSpec:
         in_sweep: whether this is a job of a sweep. If it has finished before, it is not run again.
         number: the number of the job in its sweep, from 0.
         concurrent: whether other jobs run at the same time; workers then print to `CONSOLE_FILE`.
+        launched: whether a launcher started this process for the job. In a sweep, the launching
+            process has already looked for finished results.
     """
 
     name: str
@@ -63,6 +65,7 @@ class RunSpec:
     in_sweep: bool = False
     number: int = 0
     concurrent: bool = False
+    launched: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", Path(self.directory).resolve())

@@ -115,8 +115,7 @@ class TorchrunLauncher(Launcher):
                     "w", encoding="utf-8", dir=spec.directory, prefix=".job-", suffix=".yaml"
                 )
             )
-            # The launching process has already looked for finished results.
-            file.write(replace(spec, in_sweep=False).to_yaml())
+            file.write(replace(spec, launched=True).to_yaml())
             file.flush()
             command = self.command(spec, Path(file.name), Path(scratch) / "rendezvous")
             environment = self.environment(spec, slot)

@@ -306,22 +306,6 @@ def test_a_job_that_a_signal_stopped_has_not_failed_and_ends_the_sweep(
         assert run_world(failed_group, 1, directory, given, on_failure, True) == [(status, None)]
 
 
-def message_of_a_stopped_job(directory: Path, in_sweep: bool) -> str:
-    start_sweep(directory, "BasicSweeper")
-    error = Interrupted(2, "stopped at iteration 3", "to resume, add resume=auto")
-    with pytest.raises(JobFailure) as failure:
-        fail_job(spec_of(directory, 1, in_sweep), JobFailure(error, in_job=False))
-    return str(failure.value.error)
-
-
-def test_only_the_sweep_says_how_a_stopped_job_of_it_resumes(tmp_path):
-    for in_sweep, after in ((True, ""), (False, ": to resume, add resume=auto")):
-        directory = tmp_path / str(in_sweep)
-        directory.mkdir()
-        message = run_world(message_of_a_stopped_job, 1, directory, in_sweep)
-        assert message == [f"stopped at iteration 3{after}"]
-
-
 @pytest.mark.parametrize(("on_failure", "ending"), [("stop", 1), ("continue", "goes on")])
 def test_a_job_that_failed_is_recorded(tmp_path, on_failure, ending):
     (found,) = run_world(failed_group, 1, tmp_path, 1, on_failure, True)

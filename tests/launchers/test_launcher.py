@@ -204,7 +204,7 @@ def test_the_specification_is_the_users_alone_and_is_removed(tmp_path, monkeypat
         def __init__(self, command, **_):
             path = Path(command[-1])
             spec = RunSpec.from_yaml(path.read_text(encoding="utf-8"))
-            seen.append((path.parent, path.stat().st_mode & 0o777, spec.in_sweep, spec.overrides))
+            seen.append((path.parent, path.stat().st_mode & 0o777, spec.launched, spec.overrides))
             self.stdin = (tmp_path / "stdin").open("w")
 
         def wait(self):
@@ -212,7 +212,7 @@ def test_the_specification_is_the_users_alone_and_is_removed(tmp_path, monkeypat
 
     monkeypatch.setattr(module.subprocess, "Popen", Agent)
     assert TorchrunLauncher().run(replace(spec_of(str(tmp_path)), in_sweep=True)) == 0
-    assert seen == [(tmp_path, 0o600, False, ("seed=1",))]
+    assert seen == [(tmp_path, 0o600, True, ("seed=1",))]
     assert [path.name for path in tmp_path.iterdir()] == ["stdin"]
 
 

@@ -23,6 +23,7 @@ from metadist.launchers import RunSpec
 from metadist.launchers.building import check_same_device
 from metadist.launchers.error_reporting import print_error
 from metadist.launchers.job import JobFailure, attempt_job, run_job
+from metadist.training import Experiment, Interrupted
 
 OVERRIDES = (*SMALL, "strategy=allreduce", "model.pooling=max", "trainer.iterations=2")
 
@@ -174,6 +175,29 @@ def go_on_after_a_failed_job(directory: Path) -> str:
 
 def test_a_process_may_go_on_after_a_failed_job(tmp_path):
     assert run_world(go_on_after_a_failed_job, 2, tmp_path) == ["went on"] * 2
+
+
+def message_of_a_stopped_job(directory: Path, **options: bool) -> str:
+    def stop(_: Experiment) -> None:
+        raise Interrupted(2, "stopped at iteration 3", "to resume, add resume=auto")
+
+    try:
+        run_job(RunSpec("maml", directory, compose(*SMALL, "strategy=local"), **options), stop)
+    except Interrupted as stopped:
+        return str(stopped)
+    return ""
+
+
+def messages_of_stopped_jobs(directory: Path) -> list[str]:
+    options = ({}, {"in_sweep": True}, {"in_sweep": True, "launched": True}, {"launched": True})
+    return [message_of_a_stopped_job(directory, **each) for each in options]
+
+
+def test_only_the_sweep_says_how_a_stopped_job_of_it_resumes(tmp_path):
+    alone = "stopped at iteration 3: to resume, add resume=auto"
+    in_sweep = "stopped at iteration 3"
+    (messages,) = run_world(messages_of_stopped_jobs, 1, tmp_path)
+    assert messages == [alone, in_sweep, in_sweep, alone]
 
 
 def exits(directory: str) -> object:

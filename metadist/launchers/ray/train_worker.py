@@ -123,8 +123,7 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
             participants.append(threading.Thread(target=_join_reports, daemon=True))
             participants[0].start()
 
-    # The driver has already checked whether the job of a sweep has finished.
-    attempt_job(replace(run, in_sweep=False), on_built=add_logger)
+    attempt_job(replace(run, launched=True), on_built=add_logger)
     if get_rank() == 0:
         broadcast_from_rank_zero(False)
     for thread in participants:
