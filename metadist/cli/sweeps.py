@@ -98,6 +98,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """See Hydra's `Callback`."""
         global _sweep
+        _check_run_directory(config)
         sweeper, launcher = config.hydra.sweeper, config.hydra.launcher
         names = [str(node.get("_target_")).rpartition(".")[2] for node in (sweeper, launcher)]
         _sweep = Sweep(
@@ -109,6 +110,17 @@ class SweepCallback(Callback):
             _check_direction(_sweep.direction, _is_regression(config))
         except UserError as error:  # Hydra would only warn of an Exception
             raise JobFailure(error, in_job=False) from None
+
+
+def _check_run_directory(config: DictConfig) -> None:
+    """Raise `JobFailure` if the command line sets `hydra.run.dir`, which Hydra ignores."""
+    overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.hydra))
+    if any(override.key_or_group == "hydra.run.dir" for override in overrides):
+        message = (
+            "hydra.run.dir has no effect in a sweep: give hydra.sweep.dir=DIR, whose jobs are "
+            "DIR/0, DIR/1, …."
+        )
+        raise JobFailure(UserError(message), in_job=False)
 
 
 def _is_regression(config: DictConfig) -> bool | None:

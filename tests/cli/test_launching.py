@@ -76,7 +76,7 @@ def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **va
         },
         "launcher": {"_target_": "x.BasicLauncher"},
         "sweep": {"dir": str(directory)},
-        "overrides": {"task": values.pop("overrides", [])},
+        "overrides": {"task": values.pop("overrides", []), "hydra": values.pop("of_hydra", [])},
     }
     dataset = {"_target_": "metadist.tasks.Glyphs"}
     SweepCallback().on_multirun_start(
@@ -184,6 +184,16 @@ def test_a_wrong_direction_is_refused_before_any_job(tmp_path, values, direction
     assert isinstance(failure.value.error, UserError)
     right = {"minimize": "maximize", "maximize": "minimize"}[direction]
     start_sweep(tmp_path, "OptunaSweeper", right, **values)
+
+
+@pytest.mark.parametrize("override", ["hydra.run.dir=a", "++hydra.run.dir=a"])
+def test_the_directory_of_a_single_run_is_refused_before_any_job(tmp_path, override):
+    with pytest.raises(JobFailure) as failure:
+        start_sweep(tmp_path, "BasicSweeper", of_hydra=["hydra.mode=MULTIRUN", override])
+    assert isinstance(failure.value.error, UserError) and str(failure.value) == (
+        "hydra.run.dir has no effect in a sweep: give hydra.sweep.dir=DIR, whose jobs are DIR/0, "
+        "DIR/1, …."
+    )
 
 
 @pytest.mark.parametrize("key", ["dataset", "dataset._target_"])
