@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
 from metadist.training import Interrupted
+from metadist.training.signals import STOPPING, write_line
 
 JobExit = int | Exception
 """A job's exit status, or the exception that its launcher raised."""
@@ -107,6 +108,7 @@ class JobPool:
         try:
             wait(futures, return_when=FIRST_COMPLETED)
         except Interrupted as interrupted:
+            write_line(STOPPING)  # torchrun's workers do not know that it was a user's signal
             self.stop(interrupted.exit_status - 128)
             raise JobFailure(WorkerGroupFailed(interrupted.exit_status), in_job=False) from None
         except BaseException:  # submitit exits so when SLURM preempts the job

@@ -1,13 +1,17 @@
 """Stopping between two iterations on SIGINT or SIGTERM."""
 
 import contextlib
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
+from metadist.distributed import get_rank
 from metadist.distributed.job import current_job
+from metadist.distributed.world import launched_by_torchrun
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -56,10 +60,20 @@ REPEATED_SECONDS = 1.0
 repetitions within this time count as one signal."""
 
 
-class StopSignals:
-    """The SIGINT and SIGTERM that arrived while they were recorded."""
+STOPPING = "stopping after this iteration; a second Ctrl-C ends the run now, without a checkpoint"
 
-    def __init__(self) -> None:
+_STOPPED = "stopped by a second signal: the iterations since the last checkpoint are not saved"
+
+
+class StopSignals:
+    """The SIGINT and SIGTERM that arrived while they were recorded.
+
+    Args:
+        error_file: the file for the message of a run that a second signal ends; None for none.
+    """
+
+    def __init__(self, error_file: Path | None = None) -> None:
+        self._error_file = error_file
         self._number = 0
         self._since = 0.0
 
@@ -72,9 +86,9 @@ class StopSignals:
     def recorded(self) -> Iterator[None]:
         """Record signals in the block instead of ending the process.
 
-        A repetition after `REPEATED_SECONDS` ends the process at once. A signal to a single rank is
-        passed to rank zero through the job. Outside of the main thread the handlers are not
-        changed.
+        A repetition after `REPEATED_SECONDS` ends the process at once. Rank zero prints a line for
+        both. A signal to a single rank is passed to rank zero through the job. Outside of the main
+        thread the handlers are not changed.
         """
         with preserved_handlers():
             if threading.current_thread() is threading.main_thread():
@@ -86,6 +100,24 @@ class StopSignals:
         if not self._number:
             self._number, self._since = number, time.monotonic()
             current_job().request_stop(number)
+            # torchrun also sends SIGTERM after the failure of another rank, which is reported.
+            if get_rank() == 0 and not (number == signal.SIGTERM and launched_by_torchrun()):
+                write_line(STOPPING)
         elif time.monotonic() - self._since > REPEATED_SECONDS:
+            if get_rank() == 0:
+                write_line(_STOPPED)
+                if self._error_file is not None:
+                    with contextlib.suppress(OSError):
+                        self._error_file.write_text(f"{_STOPPED}\n", encoding="utf-8")
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+
+def write_line(text: str) -> None:
+    """Write a line to standard error, below a progress bar.
+
+    A signal handler must not use `sys.stderr`: the code that it interrupts may be writing to it.
+    """
+    begin = "\n" if os.isatty(2) else ""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{begin}{text}\n".encode())

@@ -29,6 +29,7 @@ from metadist.metrics import score
 from metadist.profile_ranges import profile_range
 from metadist.reports import (
     CONTENTS,
+    ERROR_FILE,
     PROFILE_DIRECTORY,
     TEST_PREDICTIONS_FILE,
     directory_override,
@@ -113,7 +114,7 @@ class Trainer:
         self._is_main = get_rank() == 0
         self._is_training = self._holds_best = False
         self._running: set[str] = set()  # methods that call hooks
-        self._stop = StopSignals()
+        self._stop = StopSignals(experiment.directory / ERROR_FILE)
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
         self._device = next(experiment.learner.parameters()).device

@@ -15,6 +15,7 @@ from worlds import run_world
 from metadist.config import build_experiment
 from metadist.distributed import get_rank
 from metadist.distributed.job import begin_job
+from metadist.reports.run_record import error_status
 from metadist.tasks import key_split
 from metadist.training import Interrupted, Trainer
 from metadist.training import signals as signals_module
@@ -92,12 +93,12 @@ def test_a_signal_during_the_test_ends_the_run_without_results(tmp_path):
     assert not (tmp_path / "results.json").exists()
 
 
-def signalled(seconds: float, *numbers: int) -> tuple:
+def signalled(seconds: float, *numbers: int, error_file: Path | None = None) -> tuple:
     """Signals to this process, so many seconds apart."""
     now = 0.0
     before = signal.getsignal(signal.SIGTERM)
     signals_module.time = SimpleNamespace(monotonic=lambda: now)
-    stop = StopSignals()
+    stop = StopSignals(error_file)
     with stop.recorded():
         first = stop.number
         for number in numbers:
@@ -113,6 +114,35 @@ def test_the_first_signal_counts_and_repetitions_within_a_second_are_one():
     assert run_world(signalled, 1, 0.4, signal.SIGINT) == [(0, signal.SIGINT, True)]
     (ended,) = run_world(signalled, 1, 1.1, *both[::2], may_fail=True)
     assert isinstance(ended, ProcessLookupError)  # the second one ends the process at once
+
+
+def signalled_with_lines(directory: Path, seconds: float, *numbers: int) -> None:
+    """`signalled`, with the standard error and the error file of each rank in a directory."""
+    os.dup2(os.open(directory / f"err{get_rank()}", os.O_CREAT | os.O_WRONLY), 2)
+    signalled(seconds, *numbers, error_file=directory / "error.txt")
+
+
+def test_rank_zero_prints_a_line_for_the_first_signal(tmp_path):
+    run_world(signalled_with_lines, 2, tmp_path, 0.4, signal.SIGINT, signal.SIGTERM)
+    assert (tmp_path / "err0").read_text() == (
+        "stopping after this iteration; a second Ctrl-C ends the run now, without a checkpoint\n"
+    )
+    assert (tmp_path / "err1").read_text() == "" and not (tmp_path / "error.txt").exists()
+
+
+def test_rank_zero_prints_and_records_that_a_second_signal_ends_the_run(tmp_path):
+    numbers = (signal.SIGINT, signal.SIGINT)
+    run_world(signalled_with_lines, 2, tmp_path, 1.1, *numbers, may_fail=True)
+    error = "stopped by a second signal: the iterations since the last checkpoint are not saved\n"
+    assert (tmp_path / "err0").read_text().splitlines(keepends=True)[1:] == [error]
+    assert (tmp_path / "error.txt").read_text() == error and error_status(error) == "stopped"
+    assert (tmp_path / "err1").read_text() == ""
+
+
+def test_the_sigterm_of_torchrun_is_not_printed(tmp_path):
+    torchrun = {"TORCHELASTIC_RUN_ID": "1"}
+    run_world(signalled_with_lines, 1, tmp_path, 0.4, signal.SIGTERM, environment=torchrun)
+    assert (tmp_path / "err0").read_text() == ""
 
 
 def test_outside_of_the_main_thread_the_handlers_stay():
