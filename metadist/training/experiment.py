@@ -115,6 +115,7 @@ class TrainState:
         train_seconds: seconds spent in outer steps, over all parts of a resumed run.
         wall_seconds: seconds of training, validation and test on rank zero, over all parts of a
             resumed run; an interrupted part counts up to the checkpoint that the next started from.
+        skipped_steps: number of outer steps that `trainer.on_non_finite=skip` has left out.
         should_stop: whether a callback has asked to end training after this iteration.
     """
 
@@ -125,6 +126,7 @@ class TrainState:
     train_loss: float = float("nan")
     train_seconds: float = 0.0
     wall_seconds: float = 0.0
+    skipped_steps: int = 0
     should_stop: bool = False
 
 

@@ -95,25 +95,48 @@ def stop_message(report: NonFiniteReport, experiment: Experiment, iteration: int
             "optimizer.lr or with trainer.clip_norm, or from an earlier checkpoint with "
             "init_from=FILE."
         )
-    return (
-        f"{report.message}: stopped before the step; {_replay_hint(report, experiment)}start "
-        "another run with a lower optimizer.lr or algorithm.inner_lr or with trainer.clip_norm"
-        f"{' (init_from=RUN keeps the weights)' if iteration > 1 else ''}, or "
-        f"{'resume' if iteration > 1 else 'start'} with trainer.on_non_finite=skip."
-    )
+    remedies = [_replay_hint(report, experiment)]
+    inner = _inner_rate(experiment)
+    if iteration == 1:  # the optimizer has taken no step
+        remedies += [inner and f"start another run with a lower {inner}"]
+        remedies += ["start with trainer.on_non_finite=skip"]
+    else:
+        rates = " or ".join(filter(None, ("optimizer.lr", inner)))
+        remedies += [
+            f"start another run with a lower {rates} or with trainer.clip_norm (init_from=RUN "
+            "keeps the weights)",
+            "resume with trainer.on_non_finite=skip",
+        ]
+    *others, last = filter(None, remedies)
+    advice = f"{', '.join(others)}, or {last}" if others else last
+    return f"{report.message}: stopped before the step; {advice}."
 
 
-def warning_message(report: NonFiniteReport, experiment: Experiment) -> str:
+def warning_message(report: NonFiniteReport, experiment: Experiment, iteration: int) -> str:
     """The warning of a run that continues after a non-finite loss or gradient.
 
     Args:
         report: the iteration's report.
         experiment: the run's experiment.
+        iteration: the number of the step.
     """
     skipped = experiment.trainer_config.on_non_finite == "skip"
     done = "the step was skipped" if skipped else "the step was taken all the same"
-    hint = _replay_hint(report, experiment) or "and "
-    return f"{report.message}: {done}; {hint}consider trainer.clip_norm"
+    remedy = "trainer.clip_norm"
+    if iteration == 1:  # clipping does not help, and the optimizer has taken no step
+        remedy = f"a lower {inner}" if (inner := _inner_rate(experiment)) else ""
+    advice = (_replay_hint(report, experiment), remedy and f"consider {remedy}")
+    parts = (
+        f"{report.message}: {done}",
+        ", ".join(filter(None, advice)),
+        "later skipped steps are only counted" if skipped else "",
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _inner_rate(experiment: Experiment) -> str:
+    """The key of the algorithm's inner learning rate; "" without one."""
+    return "algorithm.inner_lr" if "inner_lr" in experiment.configuration["algorithm"] else ""
 
 
 def _replay_hint(report: NonFiniteReport, experiment: Experiment) -> str:
@@ -121,7 +144,7 @@ def _replay_hint(report: NonFiniteReport, experiment: Experiment) -> str:
         return ""
     trust = trust_option(experiment.configuration)
     run = shlex.quote(str(experiment.directory))
-    return f"look at it with metadist replay {run} --key {report.key}{trust}, "
+    return f"look at it with metadist replay {run} --key {report.key}{trust}"
 
 
 class GradientNormMapper(TaskMapper):

@@ -8,7 +8,7 @@ import torch
 
 from metadist.algorithms import Reptile
 from metadist.algorithms.batch_norm import batch_norms
-from metadist.metrics import larger_is_better, score
+from metadist.metrics import counted, larger_is_better, score
 from metadist.training.experiment import Experiment, evaluation_keys
 
 _EXPLODED = 10.0
@@ -41,11 +41,24 @@ def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[
         results: the results, as in `results.json`.
     """
     messages = (
+        _skipped_warning(experiment),
         _loss_warning(experiment, results),
         _steps_warning(experiment, results),
         _batch_norm_warning(experiment, results),
     )
     return [*optimizer_warnings(experiment), *filter(None, messages)]
+
+
+def _skipped_warning(experiment: Experiment) -> str:
+    """Warn if steps were left out, of which only the first had a warning in training."""
+    skipped, steps = experiment.state.skipped_steps, experiment.state.iteration
+    if not skipped:
+        return ""
+    verb = "was" if skipped == 1 else "were"
+    return (
+        f"{skipped} of {counted(steps, 'step')} {verb} skipped, because loss or gradient was not "
+        "finite"
+    )
 
 
 def _loss_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ def results_of(
         **_validation_of(experiment),
         "best_validation": state.best,
         "iterations": state.iteration,
+        **({"skipped_steps": state.skipped_steps} if state.skipped_steps else {}),
         "tested_iteration": tested,
         # A weights file has no training time.
         **(experiment.throughput(tasks, state.train_seconds) if state.train_seconds else {}),

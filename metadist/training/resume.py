@@ -137,6 +137,7 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             "are not the same; give the data that it was trained on, as in dataset.root=DIR, or "
             f"start another run with init_from={path}."
         )
+    contents = {"skipped_steps": 0, **contents}  # older checkpoints lack it
     missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
     if missing:
         raise UserError(

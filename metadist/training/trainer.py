@@ -351,7 +351,10 @@ class Trainer:
         self.state.iteration = iteration
         self.state.train_loss = output.loss
         if report is not None:
-            self._warn(warning_message(report, experiment))
+            skipped = policy == "skip"
+            self.state.skipped_steps += skipped
+            if not skipped or self.state.skipped_steps == 1:
+                self._warn(warning_message(report, experiment, iteration))
         return output
 
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:

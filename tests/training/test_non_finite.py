@@ -19,19 +19,25 @@ from metadist.loggers import LoggerCollection
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import Trainer
 from metadist.training.checkpoints import Checkpoints, read_checkpoint
-from metadist.training.non_finite import GradientNormMapper, find_non_finite
+from metadist.training.non_finite import (
+    GradientNormMapper,
+    NonFiniteReport,
+    find_non_finite,
+    stop_message,
+    warning_message,
+)
 from metadist.training.task_mapper import TASK_INDEX, MetaBatch
 
 NAN_TASK = (0, 0, 3, 2)
 
 
-def put_nan_into_a_task(x) -> None:
-    """Make the first query of the task with the key `NAN_TASK` NaN."""
+def put_nan_into_tasks(x, keys: tuple = (NAN_TASK,)) -> None:
+    """Make the first query of the tasks with some keys NaN."""
     sample = x.tasks.sample
 
     def sample_with_nan(key):
         episode = sample(key)
-        if tuple(key.tolist()) == NAN_TASK:
+        if tuple(key.tolist()) in keys:
             episode.query.inputs[0] = math.nan
         return episode
 
@@ -41,7 +47,7 @@ def put_nan_into_a_task(x) -> None:
 def with_a_nan_task(directory: Path, configuration: DictConfig) -> str:
     """Train while one task of iteration 3 has a NaN; returns the run's messages."""
     x = build_experiment(configuration, directory, "maml")
-    put_nan_into_a_task(x)
+    put_nan_into_tasks(x)
     try:
         Trainer(x).run()
     except UserError as error:
@@ -124,6 +130,61 @@ def test_skipping_is_the_same_everywhere_and_resumes(tmp_path, caplog):
     weights = [checkpoint["learner"]["model.head.weight"] for checkpoint in checkpoints]
     assert torch.isfinite(weights[1]).all() and not torch.equal(*weights)
     assert checkpoints[1]["optimizer"]["state"][0]["step"] == 3
+
+
+def test_skipped_steps_have_one_warning_and_a_count_also_after_a_resume(tmp_path, caplog):
+    for iterations in (3, 4):
+        options = (f"trainer.iterations={iterations}", "strategy=local", "resume=auto")
+        x = build(tmp_path, "trainer.on_non_finite=skip", *options)
+        put_nan_into_tasks(x, ((0, 0, 1, 0), NAN_TASK, (0, 0, 4, 0)))
+        Trainer(x).run()
+    first = f"look at it with metadist replay {tmp_path} --key 0,train,1,0"
+    (warning,) = (text for text in caplog.messages if "the step was skipped" in text)
+    assert warning.endswith(
+        f"the step was skipped; {first}, consider a lower algorithm.inner_lr; later skipped steps "
+        "are only counted"
+    )
+    results = run_results(tmp_path)
+    count = "3 of 4 steps were skipped, because loss or gradient was not finite"
+    assert results["skipped_steps"] == 3 and results["warnings"] == [count]
+    assert count in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "iteration", "stopped", "warned"),
+    [
+        (
+            "maml",
+            1,
+            "REPLAY, start another run with a lower algorithm.inner_lr, or start with "
+            "trainer.on_non_finite=skip.",
+            "REPLAY, consider a lower algorithm.inner_lr",
+        ),
+        (
+            "maml",
+            2,
+            "REPLAY, start another run with a lower optimizer.lr or algorithm.inner_lr or with "
+            "trainer.clip_norm (init_from=RUN keeps the weights), or resume with "
+            "trainer.on_non_finite=skip.",
+            "REPLAY, consider trainer.clip_norm",
+        ),
+        (
+            "prototypical",
+            1,
+            "REPLAY, or start with trainer.on_non_finite=skip.",
+            "REPLAY",
+        ),
+    ],
+)
+def test_the_advice_is_on_what_the_step_depends_on(tmp_path, algorithm, iteration, stopped, warned):
+    options = (f"algorithm={algorithm}", "trainer.on_non_finite=continue", "strategy=local")
+    x, report = build(tmp_path, *options), NonFiniteReport("found", "0,train,1,0")
+    replay = f"look at it with metadist replay {tmp_path} --key 0,train,1,0"
+    message = stop_message(report, x, iteration)
+    assert message == f"found: stopped before the step; {stopped.replace('REPLAY', replay)}"
+    message = warning_message(report, x, iteration)
+    done = "found: the step was taken all the same"
+    assert message == f"{done}; {warned.replace('REPLAY', replay)}"
 
 
 def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path, caplog):
