@@ -142,7 +142,7 @@ class RunRecord:
         repeat = {"Repeat the run": again, "Resume or continue it": f"{again} {resume}"}
         run, task = str(self.directory), next(iter(self.hardest(1)), 0)
         seed, iteration = self.config.get("seed", 0), max(self.iterations[0], 1)
-        # Without --trust-code, since the run may be of someone else.
+        # Without --trust-code, since the run may be of someone else. The report names the option.
         replay = ["metadist", "replay", run, "--key"]
         training_task = shlex.join([*replay, f"{seed},train,{iteration},0"])
         commands = {

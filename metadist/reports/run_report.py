@@ -27,7 +27,7 @@ from metadist.plots import (
 from metadist.plots.points import class_letter, curve_names
 from metadist.reports.html_document import write_html
 from metadist.reports.published_comparison import compare_with_published
-from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY
+from metadist.reports.run_directory import HTML_FILE, PROFILE_DIRECTORY, trust_option
 from metadist.reports.run_record import RunRecord, format_time, read_run_record
 
 _HARDEST = 10
@@ -158,6 +158,7 @@ def _context(record: RunRecord, figures: Mapping[str, Figure], now: float) -> di
         "metric_name": metric_label(metric),
         "profiles": _profiles(record.directory),
         "commands": list(record.commands().items()),
+        "own_classes": bool(trust_option(record.config)),
         "tables": [
             (heading, _rows(content))
             for heading, content in (

@@ -88,6 +88,15 @@ def test_facts_speed_and_profiles_are_those_of_the_run(tmp_path):
     assert page.text.count(f"metadist replay '{directory}' --key 7,test,0,3") == 2
 
 
+@pytest.mark.parametrize(("target", "own"), [("metadist.models.MLP", False), ("mine.MLP", True)])
+def test_a_run_with_classes_of_ones_own_names_the_option_that_trusts_them(tmp_path, target, own):
+    directory = finished(tmp_path / "run")
+    (directory / ".hydra" / "config.yaml").write_text(f"model: {{_target_: {target}}}")
+    page = Page(write_run_report(directory))
+    option = "if you trust them, add --trust-code to metadist replay."
+    assert (option in page.text) == own and page.text.count("--trust-code") == own
+
+
 def test_figures_are_valid_for_plotly(tmp_path):
     figures = Page(write_run_report(finished(tmp_path / "run"))).figures
     for figure in figures.values():
