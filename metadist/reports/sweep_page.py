@@ -125,6 +125,7 @@ def _context(
         "rows": [_row(folder, table, index) for index in range(len(table.settings))],
         "groups": _comparable_groups(table.runs, differences),
         "differing": list(differences),
+        "different": table.descriptions()[1],
         "warnings": warnings,
         "remarks": table.remarks(),
         "failed": [{"name": run.name, "failure": read_error(folder / run.name)} for run in failed],

@@ -13,7 +13,7 @@ from metadist.files import REDIRECT_REPORT, atomic_write
 from metadist.loggers import json_value
 from metadist.metrics import counted, metric_label
 from metadist.plots import plot_sweep
-from metadist.reports.comparison import MISSING, format_differences, protocol_differences
+from metadist.reports.comparison import format_differences, protocol_differences
 from metadist.reports.run_directory import HTML_FILE
 from metadist.reports.sweep_page import setting_points, write_sweep_page
 from metadist.reports.sweep_table import (
@@ -146,7 +146,7 @@ def to_csv(table: SweepTable) -> str:
 
     The test metrics of all seeds are one JSON object.
     """
-    names = _described_names(table)
+    names = table.described_names
     metrics = (f"test_{table.metric}", f"validation_{table.metric}", "train_loss")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -217,12 +217,13 @@ def to_markdown(table: SweepTable) -> str:
         over = "over test tasks"
     elif 1 in counts:
         over += "; for the test metric of a single seed, over test tasks"
+    equal, different = table.descriptions()
     lines += [
         "",
         f"± is half the width of a 95% interval {over}. "
         f"The best setting is selected by {table.selected_by}.",
         "",
-        *_description_lines(table),
+        *"\n\n".join([*equal, *different]).splitlines(),
     ]
     failed = [run for setting in table.settings for run in setting.failed]
     if failed:
@@ -233,26 +234,6 @@ def to_markdown(table: SweepTable) -> str:
 def _as_text(text: str) -> str:
     """Text that a Markdown viewer does not read as HTML."""
     return html.escape(text, quote=False)
-
-
-def _description_lines(table: SweepTable) -> list[str]:
-    descriptions = [run.described for run in table.runs]
-    equal: dict[str, list[str]] = {}
-    different: dict[str, list[str]] = {}
-    for name in _described_names(table):
-        part, _, key = name.partition(".")
-        values = list(dict.fromkeys(run_values.get(name, MISSING) for run_values in descriptions))
-        if len(values) == 1:
-            equal.setdefault(part, []).append(f"{key} {values[0]}")
-        else:
-            different.setdefault(part, []).append(f"{key} {' or '.join(values)}")
-    lines = [f"{part.capitalize()}: {', '.join(pairs)}." for part, pairs in equal.items()]
-    lines += [f"Different {part}: {'; '.join(pairs)}." for part, pairs in different.items()]
-    return "\n\n".join(lines).splitlines()
-
-
-def _described_names(table: SweepTable) -> list[str]:
-    return list(dict.fromkeys(name for run in table.runs for name in run.described))
 
 
 def _unswept_differences(table: SweepTable) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,12 @@ from metadist.errors import UserError
 from metadist.loggers import METRICS_FILE, flatten_values
 from metadist.metrics import format_estimate, score
 from metadist.plots.points import short_names
-from metadist.reports.comparison import TEST_TASK_KEYS, config_fingerprint, is_runtime_key
+from metadist.reports.comparison import (
+    MISSING,
+    TEST_TASK_KEYS,
+    config_fingerprint,
+    is_runtime_key,
+)
 from metadist.reports.run_directory import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -179,6 +184,30 @@ class SweepTable:
         """A setting as overrides for the command line, or with short names of the keys."""
         pairs = zip(short_names(self.keys) if short else self.keys, setting.values, strict=True)
         return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
+
+    @property
+    def described_names(self) -> list[str]:
+        """The dotted keys of the protocols and methods of the finished runs."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.described))
+
+    def descriptions(self) -> tuple[list[str], list[str]]:
+        """Protocol and method of the finished runs, as lines such as `Protocol: ways 5, shots 1.`
+
+        Returns:
+            The lines of the keys that are equal in all runs, and those of the keys that differ.
+        """
+        descriptions = [run.described for run in self.runs]
+        equal: dict[str, list[str]] = {}
+        different: dict[str, list[str]] = {}
+        for name in self.described_names:
+            part, _, key = name.partition(".")
+            values = list(dict.fromkeys(each.get(name, MISSING) for each in descriptions))
+            lines = equal if len(values) == 1 else different
+            lines.setdefault(part, []).append(f"{key} {' or '.join(values)}")
+        return (
+            [f"{part.capitalize()}: {', '.join(pairs)}." for part, pairs in equal.items()],
+            [f"Different {part}: {'; '.join(pairs)}." for part, pairs in different.items()],
+        )
 
     def remarks(self) -> list[str]:
         """Sentences on omitted runs, unequal test tasks, and missing or non-finite results."""

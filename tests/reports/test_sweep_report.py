@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from html_pages import Page
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from tiny import run_results
@@ -273,6 +274,8 @@ def test_protocol_and_method_are_listed_by_whether_they_differ(tmp_path):
     assert "dataset glyphs.\n\nMethod: algorithm MAML, " in text
     assert "options.first_order false." in text
     assert "Different protocol: shots 1 or 5." in text
+    page = Page(tmp_path / "report.html").text
+    assert "apart from what is swept. Different protocol: shots 1 or 5." in page
     assert rows(tmp_path)[1]["method.algorithm"] == "MAML"
 
 
