@@ -76,6 +76,8 @@ class SweepReport:
             test = f"validation {metric} {_format(best.validation, table.metric)}, {test}"
         names = ", ".join(run.name for run in best.runs)
         runs = f"  {'directory' if len(best.runs) == 1 else 'directories'}: {names}"
+        if len(table.settings) == 1:
+            return [f"  {test}", runs]
         lines = [f"best: {table.describe(best)}", f"  {test}", runs]
         ties = [
             table.describe(setting)

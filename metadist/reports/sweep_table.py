@@ -226,7 +226,8 @@ class SweepTable:
                 "left out, as another run, later by name, has the same setting and seed: " + names
             )
         best = None if self.best is None else self.settings[self.best]
-        if best is not None and (lacking := [*best.failed, *best.unfinished]):
+        several = len(self.settings) > 1
+        if several and best is not None and (lacking := [*best.failed, *best.unfinished]):
             names = ", ".join(run.name for run in lacking)
             sentences.append(
                 f"the best setting ({self.describe(best)}) is compared without its failed or "

@@ -152,15 +152,31 @@ def test_what_an_interval_is_over_is_said(tmp_path, monkeypatch):
 
 
 def test_without_validation_the_selection_is_said_to_be_biased(tmp_path):
-    write(tmp_path / "a", [], 0.7)
+    write(tmp_path / "a", ["algorithm.inner_lr=0.1"], 0.7)
+    write(tmp_path / "b", ["algorithm.inner_lr=0.4"], 0.6)
     lines = write_sweep_report(tmp_path).summary_lines()
     assert lines[1:5] == [
-        "1 run finished",
-        "best: the only setting",
+        "2 runs finished",
+        "best: algorithm.inner_lr=0.1",
         "  test accuracy 70.00% ± 1.00% (over test tasks)",
         "  directory: a",
     ]
     assert "selected by the test metric" in lines[5] and "biased" in lines[5]
+
+
+def test_a_single_setting_is_not_said_to_be_the_best(tmp_path):
+    write(tmp_path / "0", ["seed=0"], 0.7, 0.6)
+    (tmp_path / "1" / ".hydra").mkdir(parents=True)
+    (tmp_path / "1" / ".hydra" / "overrides.yaml").write_text("[seed=1]")
+    (tmp_path / "1" / "metrics.jsonl").touch()
+    report = write_sweep_report(tmp_path)
+    assert report.summary_lines() == [
+        "",
+        "1 run finished, 1 unfinished",
+        "  validation accuracy 60.00%, test accuracy 70.00% ± 1.00% (over test tasks)",
+        "  directory: 0",
+        *(f"  {path}" for path in report.files),
+    ]
 
 
 def test_runs_that_have_not_finished_are_counted(tmp_path):
