@@ -22,6 +22,12 @@ from metadist.plots.run_figures import (
     thin,
 )
 
+_MARGIN, _LARGEST_MARGIN = 60, 240
+"""The margins beside parallel coordinates, in pixels."""
+
+_CHARACTER, _TICK = 6, 12
+"""The width of a character of a label, and the length of a tick, in pixels."""
+
 MAX_CELLS = 400
 """The most cells of a heat map."""
 
@@ -48,7 +54,11 @@ def parallel_coordinates(
         "cmax": high if high > low else low + 1e-9,
     }
     data = [{"type": "parcoords", "line": line, "dimensions": dimensions}]
-    return {"data": data, "layout": {"margin": {"l": 60, "r": 60, "t": 60, "b": 20}}}
+    # Plotly fits no margins to this type of figure.
+    ticks = max(len(setting.values[0]) for setting in settings) * _CHARACTER + _TICK
+    half_label = len(keys[0]) * _CHARACTER // 2  # the label is centered above the axis
+    left = min(max(_MARGIN, ticks, half_label), _LARGEST_MARGIN)
+    return {"data": data, "layout": {"margin": {"l": left, "r": _MARGIN, "t": 60, "b": 20}}}
 
 
 def heat_map(settings: Sequence[SettingData], keys: Sequence[str], metric: str) -> Figure | None:

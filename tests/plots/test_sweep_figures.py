@@ -129,6 +129,15 @@ def test_a_heat_map_has_at_most_400_cells(rows, fits):
     assert (heat_map(settings(*cells), ("k", "l"), "mse") is not None) == fits
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "margin"), [(1, 3, 60), (1, 12, 84), (26, 3, 78), (1, 99, 240)]
+)
+def test_the_labels_of_the_first_axis_fit_into_the_margin(key, value, margin):
+    rows = settings((("a" * value, "b" * 50), 0.5), (("a", "b"), 0.75))
+    layout = parallel_coordinates(rows, ("k" * key, "l"), "mse")["layout"]
+    assert layout["margin"] == {"l": margin, "r": 60, "t": 60, "b": 20}
+
+
 def test_accuracies_of_parallel_coordinates_are_percentages():
     rows = settings((("1",), 0.5), (("2",), 0.75))
     for metric, number in (("accuracy", ".1%"), ("mse", None)):
