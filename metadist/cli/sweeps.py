@@ -35,7 +35,6 @@ from metadist.launchers.run_spec import RunSpec, finished_results, results_summa
 from metadist.loggers.console import print_plain
 from metadist.metrics import counted, larger_is_better, task_metric
 from metadist.reports import (
-    WORKER_ERROR_FILE,
     directory_override,
     pop_worker_error,
     read_results,
@@ -197,7 +196,7 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     pool = _sweep.pool if _sweep is not None else JobPool()
     concurrent = max_concurrent > 1 and spec.in_sweep and (_sweep is None or starts_all)
     spec = replace(spec, concurrent=concurrent)
-    (spec.directory / WORKER_ERROR_FILE).unlink(missing_ok=True)  # from an earlier attempt
+    pop_worker_error(spec.directory)  # of an earlier attempt
     job = pool.submit(
         partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
     )
