@@ -202,7 +202,12 @@ def stores_of_two_worlds() -> list[str]:
     os.environ.update(RANK="0", WORLD_SIZE="1")
     alone = world_store()
     os.environ.update(variables)
-    return [type(each).__name__ for each in (alone, world_store(), world_store())]
+    stores = alone, world_store(), world_store()
+    if todist.get_rank():
+        world_store().set("arrived", "yes")
+    else:  # which hosts the store
+        world_store().get("arrived")
+    return [type(each).__name__ for each in stores]
 
 
 def test_another_world_in_the_same_process_has_another_store(free_port):
