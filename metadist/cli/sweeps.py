@@ -315,6 +315,7 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
     reported = isinstance(error, RemoteRankFailed) and not str(error)  # by the rank that failed
     if get_rank() == 0 and not reported:
         write_failure(spec.directory, spec.overrides, message, status)
+    _count_failed(spec)
     if _stops_sweep(spec, error):
         if _sweep is None:
             raise SweepJobFailed(spec.number, message, status) from None
@@ -325,7 +326,6 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
         f"job {spec.number} of the sweep failed; going on",
         _stuck_sentence(spec),
     )
-    _count_failed(spec)
 
 
 def _count_failed(spec: RunSpec) -> None:
@@ -399,8 +399,10 @@ def _report(sweep: Sweep, status: int) -> int:
     if status in SIGNAL_STATUSES:
         print_error(stopped)
     elif report.failed and status:
+        # Failed jobs in the directory may be those of an earlier command.
+        jobs = ", ".join([str(number) for number in sorted(sweep.failed)] or report.failed)
         print_error(
-            f"the sweep ended with the failed job ({', '.join(report.failed)}): the same command "
+            f"the sweep ended with the failed job ({jobs}): after a correction, the same command "
             f"with {again} runs it again and goes on with the other jobs."
         )
     elif report.failed:

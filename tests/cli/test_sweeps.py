@@ -124,6 +124,14 @@ def test_the_error_of_each_failed_job_is_printed(tmp_path):
         assert rank.err.count(f"error: task.ways is {ways}") == 1, rank.err
 
 
+def test_the_failed_job_is_named_beside_one_of_an_earlier_sweep(tmp_path):
+    (tmp_path / "1").mkdir()
+    failure = {"error": "earlier", "exit_status": 2, "overrides": ["task.ways=600"]}
+    (tmp_path / "1" / "failure.json").write_text(json.dumps(failure))
+    (rank,) = sweep(tmp_path, "task.ways=500,3", "strategy=local", size=1)
+    assert "the sweep ended with the failed job (0): after a correction, the same" in rank.err
+
+
 @pytest.mark.slow
 def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")
