@@ -77,7 +77,7 @@ def plot_test_tasks(tasks: Sequence[ClassificationData], path: Path, title: str)
     canvas = _Canvas(width, header + sum(row.height + spacing for row in rows) + footer)
     _plot_header(canvas, title, rows[0], query_left)
     top = header
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(rows):
         row.plot(canvas, number, top, query_left)
         top += row.height + spacing
     _plot_legend(canvas, top)

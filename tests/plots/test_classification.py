@@ -63,7 +63,7 @@ def test_a_task_says_how_many_are_correct_and_what_is_shown(tmp_path, texts):
     plot_test_tasks([five], tmp_path / "t.png", "A title")
     assert {
         "A title",
-        "Task 1",
+        "Task 0",
         "75% correct",
         "adapted on 8 examples of each class, 5 are shown",
     } <= {*texts}
