@@ -28,8 +28,10 @@ from metadist.training.sanity_check import partition_digest
 
 _log = logging.getLogger(__name__)
 
-_MAY_DIFFER = ("hydra", "launcher", "logger")
-_OF_NODE = ("device", "resume", "threads", "trainer.task_chunk_size")
+_MAY_DIFFER = (
+    *("hydra", "launcher", "logger"),
+    *("device", "resume", "threads", "trainer.task_chunk_size"),
+)
 """Groups and keys whose values may differ between ranks."""
 
 
@@ -161,7 +163,7 @@ def _compared_values(experiment: Experiment) -> dict[str, str]:
     values = {
         key: str(value)
         for key, value in flatten_values(experiment.configuration).items()
-        if not (key in _OF_NODE or key.partition(".")[0] in _MAY_DIFFER or "/" in str(value))
+        if {key, key.partition(".")[0]}.isdisjoint(_MAY_DIFFER) and "/" not in str(value)
     }
     checksum = str(experiment.tasks.protocol().get("data_checksum", ""))
     return values | {"the checksum of the data": checksum}
