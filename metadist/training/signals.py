@@ -68,12 +68,12 @@ _STOPPED = "stopped by a second signal: the iterations since the last checkpoint
 class StopSignals:
     """The SIGINT and SIGTERM that arrived while they were recorded.
 
-    Args:
+    Attributes:
         error_file: the file for the message of a run that a second signal ends; None for none.
     """
 
     def __init__(self, error_file: Path | None = None) -> None:
-        self._error_file = error_file
+        self.error_file = error_file
         self._number = 0
         self._since = 0.0
 
@@ -106,9 +106,9 @@ class StopSignals:
         elif time.monotonic() - self._since > REPEATED_SECONDS:
             if get_rank() == 0:
                 write_line(_STOPPED)
-                if self._error_file is not None:
+                if self.error_file is not None:
                     with contextlib.suppress(OSError):
-                        self._error_file.write_text(f"{_STOPPED}\n", encoding="utf-8")
+                        self.error_file.write_text(f"{_STOPPED}\n", encoding="utf-8")
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 

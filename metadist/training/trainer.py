@@ -143,6 +143,7 @@ class Trainer:
                     results = self.test(experiment.directory / TEST_PREDICTIONS_FILE)
                     if self._is_main:
                         write_results(experiment.directory, results)
+                        self._stop.error_file = None  # the run has finished
                         plots = []
                         if self.config.report:
                             plots = self._write_plots(results)
