@@ -76,7 +76,7 @@ def test_in_a_context_every_task_keeps_its_graph(tmp_path):
     """The memory that strategy.gradient=worker saves, and that this measurement shows it."""
     option = ("strategy=rpc", "strategy.gradient=dist_autograd")
     few, many = (
-        run_world(peak, 2, str(tmp_path), option, tasks, 1, timeout=200) for tasks in (4, 16)
+        run_world(peak, 2, str(tmp_path), option, tasks, 1, timeout=200) for tasks in (16, 64)
     )
-    print(f"context: {few} MB with 4 tasks, {many} MB with 16")
+    print(f"context: {few} MB with 16 tasks, {many} MB with 64")
     assert all(after - before > 6 * GRAPH for before, after in zip(few, many, strict=True))
