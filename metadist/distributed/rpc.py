@@ -209,10 +209,12 @@ class RpcTransport:
                     rpc_backend_options=self.options,
                 )
             except ValueError as error:  # raised on all ranks
+                if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+                    raise UserError(
+                        "RPC of torch does not start with TORCH_DISTRIBUTED_DEBUG=DETAIL "
+                        f"({error}): set it to INFO."
+                    ) from None
                 if not (self.options.device_maps or self.options.devices):
-                    advice = "RPC of torch does not start with TORCH_DISTRIBUTED_DEBUG=DETAIL"
-                    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
-                        raise UserError(f"{advice} ({error}): set it to INFO.") from None
                     raise
                 reason = "; ".join(str(error).splitlines())
                 raise UserError(

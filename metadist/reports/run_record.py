@@ -282,10 +282,8 @@ def _time_of(path: Path) -> float | None:
 
 
 def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:
-    environment, recorded = (
-        read_json(directory / ENVIRONMENT_FILE, within=directory) or {},
-        results or {},
-    )
+    environment = read_json(directory / ENVIRONMENT_FILE, within=directory) or {}
+    recorded = results or {}
     workers = {name: recorded[name] for name in ("world_size", "strategy") if name in recorded}
     return {**environment, **_mapping(recorded.get("environment")), **workers}
 
