@@ -34,7 +34,7 @@ def main() -> None:
     tasks = few_shot_tasks(options)
     model, rate = network(options), inner_lr(options)
     names = [name for name, _ in model.named_parameters()]
-    optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
+    optimizer = torch.optim.Adam(model.parameters(), OUTER_LR, fused=True)
 
     def step(iteration: int) -> float:
         optimizer.zero_grad()

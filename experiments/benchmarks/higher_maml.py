@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     tasks = few_shot_tasks(options)
     model = network(options)
-    optimizer = torch.optim.Adam(model.parameters(), OUTER_LR)
+    optimizer = torch.optim.Adam(model.parameters(), OUTER_LR, fused=True)
     inner = torch.optim.SGD(model.parameters(), inner_lr(options))
 
     def step(iteration: int) -> float:

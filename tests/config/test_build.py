@@ -218,11 +218,17 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("optimizer._target_=torch.optim.LBFGS", "LBFGS cannot take a step with a dense gradient"),
+        (
+            "~optimizer.fused optimizer._target_=torch.optim.LBFGS",
+            "LBFGS cannot take a step with a dense gradient",
+        ),
         ("+optimizer._partial_=true", "gives a partial, which is no torch.optim"),
         ("+scheduler._partial_=true", "gives a partial, which is no torch.optim.lr_scheduler"),
-        ("optimizer._target_=torch.optim.SparseAdam", "SparseAdam cannot take a step"),
-        (f"optimizer._target_={__name__}.WithoutRate", "has no learning rate"),
+        (
+            "~optimizer.fused optimizer._target_=torch.optim.SparseAdam",
+            "SparseAdam cannot take a step",
+        ),
+        (f"~optimizer.fused optimizer._target_={__name__}.WithoutRate", "has no learning rate"),
         (
             "scheduler=none scheduler._target_=torch.optim.lr_scheduler.OneCycleLR "
             "~scheduler.factor ~scheduler.total_iters +scheduler.max_lr=0.1 "
@@ -276,7 +282,7 @@ class ByMomentum(torch.optim.lr_scheduler.LRScheduler):
 
 @pytest.mark.parametrize("function", ["by_shape", "by_name"])
 def test_an_optimizer_and_a_schedule_of_ones_own_see_the_learners_parameters(tmp_path, function):
-    own = [f"optimizer._target_={__name__}.{function}"]
+    own = ["~optimizer.fused", f"optimizer._target_={__name__}.{function}"]
     own.append(f"scheduler._target_={__name__}.ByMomentum")
     x = build(tmp_path, "strategy=local", *own, "~scheduler.factor", "~scheduler.total_iters")
     sizes = [len(group["params"]) for group in x.optimizer.param_groups]

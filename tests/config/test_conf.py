@@ -45,6 +45,7 @@ OTHER_DEFAULTS = {
     "algorithm/reptile": {"eval_inner_batch_size": 5},
     "model/timm": {"options": {}},
     "model/torchvision": {"options": {}},
+    "optimizer/adam": {"fused": True},
     "optimizer/reptile": {"lr": 1.0},
     "optimizer/sgd": {"lr": 0.1, "momentum": 0.9},
     "partition/dim0": {"exclusive": True, "keepdim": False},

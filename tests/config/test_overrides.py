@@ -175,7 +175,7 @@ def test_an_option_that_another_one_chooses_has_its_own_values(composed, preset)
     cfg = composed(*preset, "algorithm=reptile", "optimizer.lr=0.5")
     assert values(cfg.optimizer) == {"lr": 0.5, "momentum": 0}
     cfg = composed(*preset, "algorithm=reptile", "optimizer=adam")
-    assert values(cfg.optimizer) == {"lr": 0.001}
+    assert values(cfg.optimizer) == {"lr": 0.001, "fused": True}
 
 
 def test_choosing_what_the_preset_chooses_keeps_its_values(composed):
