@@ -23,8 +23,8 @@ from metadist.models import Conv4
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import MetaBatch, Precision, TrainMapper, supported_precision
 from metadist.training.batching import ChunkSize, input_elements, max_chunk_size
+from metadist.training.compiled_steps import CompileOptions, compiled_steps
 from metadist.training.gpu_memory import gpu_chunk_size
-from metadist.training.outer_step import CompileOptions, compiled_steps
 
 WAYS = 5
 INNER_LR = 0.4
@@ -208,7 +208,7 @@ def compilation_errors() -> Iterator[list[str]]:
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("metadist.training.outer_step")
+    logger = logging.getLogger("metadist.training.compiled_steps")
     logger.addHandler(handler)
     try:
         yield messages

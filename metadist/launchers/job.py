@@ -36,8 +36,8 @@ from metadist.loggers.console import print_plain
 from metadist.reports import ENVIRONMENT_FILE, ERROR_FILE, write_json
 from metadist.training import Experiment, Interrupted, Trainer
 from metadist.training.checkpoints import Checkpoints
+from metadist.training.compiled_steps import compiled_steps
 from metadist.training.environment import environment_of
-from metadist.training.outer_step import compiled_steps
 from metadist.training.signals import REPEATED_SECONDS
 
 _log = logging.getLogger(__name__)

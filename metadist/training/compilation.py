@@ -17,8 +17,8 @@ from metadist.training.batching import (
     input_elements,
     max_chunk_size,
 )
+from metadist.training.compiled_steps import CompileOptions, replays_graph
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
-from metadist.training.outer_step import CompileOptions, replays_graph
 from metadist.training.strategies import Strategy
 from metadist.training.task_mapper import TrainMapper
 

@@ -33,12 +33,11 @@ from metadist.training.batching import (
     split_stacked,
     to_device,
 )
+from metadist.training.compiled_steps import CompileOptions, compiled_steps
 from metadist.training.device import resolve_device
 from metadist.training.outer_step import (
-    CompileOptions,
     StepArguments,
     StepSum,
-    compiled_steps,
     gradients_of,
     outer_step,
     weighted_step_sum,

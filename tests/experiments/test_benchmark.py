@@ -275,7 +275,7 @@ def test_the_gpu_benchmark_on_a_cpu(tmp_path, monkeypatch, capsys):
             raise RuntimeError("no kernel for bfloat16")
         return step
 
-    monkeypatch.setattr("metadist.training.outer_step.compile_outer_step", compile_or_fail)
+    monkeypatch.setattr("metadist.training.compiled_steps.compile_outer_step", compile_or_fail)
     monkeypatch.setattr("benchmarks.gpu_speed.REPEATS", 1)
     monkeypatch.setattr("benchmarks.gpu_speed.DISTINCT_TASKS", 8)
     run_command(monkeypatch, "gpu", "--device", "cpu", "--quick", "--out", str(tmp_path))

@@ -22,8 +22,8 @@ from metadist.training import (
     TrainMapper,
     supported_precision,
 )
+from metadist.training.compiled_steps import CompileOptions
 from metadist.training.environment import environment_of
-from metadist.training.outer_step import CompileOptions
 from metadist.training.precision import tensor_float32
 
 BF16 = "trainer.precision=bf16"

@@ -1,0 +1,518 @@
+"""Compiled and captured forms of the outer step give the results of the eager step."""
+
+import logging
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from metadist.algorithms import IMAML, MAML, MAMLPlusPlus
+from metadist.distributed import batch_partitioner, mean_reducer
+from metadist.distributed.worker_local import WorkerLocal
+from metadist.errors import UserError
+from metadist.kernels import pytorch_operations
+from metadist.models import MLP, Conv4
+from metadist.tasks import (
+    Episode,
+    Examples,
+    FewShotTasks,
+    Glyphs,
+    Sinusoid,
+    stack_episodes,
+    task_keys,
+)
+from metadist.training import (
+    AllReduceStrategy,
+    EvaluateMapper,
+    Interrupted,
+    LocalStrategy,
+    MetaBatch,
+    RpcStrategy,
+    TrainerConfig,
+    TrainMapper,
+    compile_options,
+)
+from metadist.training.compiled_steps import CompiledSteps, CompileOptions
+from metadist.training.outer_step import StepArguments, outer_step
+
+
+def sinusoid(inner_steps: int = 2) -> tuple[MAML, FewShotTasks]:
+    torch.manual_seed(0)
+    model = MLP((1,), 1, hidden=[8], batch_norm=False)
+    return MAML(model, True, 0.01, inner_steps).train(), FewShotTasks(Sinusoid(), 1, 5, 5)
+
+
+def glyphs() -> tuple[MAML, FewShotTasks]:
+    torch.manual_seed(0)
+    sizes = {"train_classes": 6, "validation_classes": 5, "test_classes": 5, "examples": 4}
+    tasks = FewShotTasks(Glyphs(**sizes), 3, 1, 2)
+    return MAML(Conv4((1, 28, 28), 3, filters=4), inner_steps=2).train(), tasks
+
+
+def response(learner, tasks, count, compiled=None, first=0):
+    keys = task_keys(0, "train", 1, range(first, first + count))
+    mapper = TrainMapper(WorkerLocal("tasks of a test", tasks), "cpu", compiled=compiled)
+    calls = [((learner, MetaBatch(keys)), {})]
+    return mapper.weighted_sum(calls, [float(count)], list(learner.parameters()))
+
+
+@pytest.fixture(params=["traced", pytest.param("compiled", marks=pytest.mark.slow)])
+def form(request, monkeypatch):
+    """Whether what is traced is translated to C++, too: "compiled"."""
+    if request.param == "traced":
+        monkeypatch.setattr("torch._inductor.compile", lambda graph, *_, **__: graph)
+    return request.param
+
+
+@pytest.fixture(params=["kept", pytest.param("compiled", marks=pytest.mark.slow)])
+def kept_form(request, monkeypatch):
+    """The step is kept as it is, untraced, or "compiled": for what does not depend on it."""
+    if request.param == "kept":
+        monkeypatch.setattr(
+            "metadist.training.compiled_steps.compile_outer_step", lambda step, *_: step
+        )
+    return request.param
+
+
+def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
+    learner, tasks = sinusoid()
+    options = CompileOptions(form, 4)
+    for count in (4, 3, 6):  # a full chunk, a padded one, two of them
+        eager = response(learner, tasks, count)
+        compiled = response(learner, tasks, count, options)
+        torch.testing.assert_close(compiled.value, eager.value, rtol=1e-6, atol=1e-6)
+        assert compiled.dtypes == eager.dtypes
+        for found, expected in zip(
+            compiled.gradients.by_input, eager.gradients.by_input, strict=True
+        ):
+            assert found.dtype is torch.float64
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class InfiniteMetric(MAML):
+    """Has a metric that is infinite in every task."""
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        return result._replace(metrics={"odd": torch.full_like(result.loss.detach(), torch.inf)})
+
+
+def test_an_infinite_metric_of_a_padding_task_does_not_count(form):
+    learner, tasks = sinusoid()
+    learner = InfiniteMetric(learner.model, True, 0.01).train()
+    learner.batches_tasks = True
+    compiled = response(learner, tasks, 3, CompileOptions(f"infinite metric, {form}", 4))
+    assert compiled.value.metrics["odd"].item() == torch.inf
+
+
+def test_a_step_whose_loop_depends_on_values_is_compiled(form, caplog):
+    tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
+    learner = IMAML(MLP((1,), 1, [8], batch_norm=False), True, 0.01, inner_steps=1, cg_steps=2)
+    eager = response(learner.train(), tasks, 4)
+    compiled = response(learner, tasks, 4, CompileOptions(f"conjugate gradients, {form}", 4))
+    assert "runs eagerly" not in caplog.text
+    for found, expected in zip(compiled.gradients.by_input, eager.gradients.by_input, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_chunks_of_any_number_of_tasks_are_compiled_once(monkeypatch):
+    graphs = []
+
+    def record(graph, *_, **__):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile", record)
+    learner, tasks = sinusoid()
+    for count in (4, 3, 6, 1):
+        response(learner, tasks, count, CompileOptions("compiled once", 4))
+    assert len(graphs) == 1
+
+
+def test_parameters_of_another_layout_are_not_mistaken(form, caplog):
+    tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
+    learner = MAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01).train()
+    options = CompileOptions(f"layouts, {form}", 4)
+    before = response(learner, tasks, 4, options)
+    weight = learner.model.layers[1].weight
+    weight.data = weight.data.t().contiguous().t()
+    after = response(learner, tasks, 4, options)
+    for found, expected in zip(after.gradients.by_input, before.gradients.by_input, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    learner.double()
+    sample = tasks.sample_batch
+    tasks.sample_batch = lambda keys, device: in_float64(sample(keys, device))
+    eager, compiled = response(learner, tasks, 4), response(learner, tasks, 4, options)
+    torch.testing.assert_close(compiled.value.loss, eager.value.loss, rtol=1e-12, atol=0)
+    assert "runs eagerly" not in caplog.text
+
+
+def in_float64(episode):
+    return Episode(*(Examples(x.double(), y.double()) for x, y in episode))
+
+
+def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split(form):
+    learner, tasks = sinusoid()
+    options = CompileOptions(form, 4)
+    whole = response(learner, tasks, 5, options)
+    parts = [
+        response(learner, tasks, count, options, first) for first, count in ((0, 1), (1, 3), (4, 1))
+    ]
+    assert torch.equal(whole.value.loss, sum(part.value.loss for part in parts))
+    gradients = [part.gradients.by_input for part in parts]
+    for found, *pieces in zip(whole.gradients.by_input, *gradients, strict=True):
+        assert torch.equal(found, sum(pieces))
+
+
+def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypatch):
+    modes = []
+
+    def compile_graph(graph, dynamic, mode):
+        memory = []
+
+        def replay(*leaves):
+            outputs = graph(*leaves)
+            memory.extend(map(torch.clone, outputs[len(memory) :]))
+            for place, output in zip(memory, outputs, strict=True):
+                place.copy_(output)
+            return memory
+
+        modes.append(mode)
+        return replay
+
+    monkeypatch.setattr(torch, "compile", compile_graph)
+    monkeypatch.setattr("metadist.training.compiled_steps.replays_graph", lambda device: True)
+    learner, tasks = sinusoid()
+    eager = response(learner, tasks, 6)  # in two chunks
+    found = response(learner, tasks, 6, CompileOptions("replayed", 4))
+    assert modes == ["reduce-overhead"]
+    torch.testing.assert_close(found.value.loss, eager.value.loss)
+    for mine, other in zip(found.gradients.by_input, eager.gradients.by_input, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """The number of tasks of each captured step; a stand-in for CUDA graphs.
+
+    Like a graph, it runs Python once, and each replay overwrites the results.
+    """
+    sizes = []
+
+    def capture(function, arguments):
+        graph = make_fx(function, tracing_mode="fake")(*arguments)
+        memory = [output.clone() for output in graph(*arguments)]
+        sizes.append(len(arguments[-1]))
+
+        def replay(*arguments):
+            for place, output in zip(memory, graph(*arguments), strict=True):
+                place.copy_(output)
+            return memory
+
+        return replay
+
+    monkeypatch.setattr("metadist.training.compiled_steps.capture", capture)
+    monkeypatch.setattr("metadist.training.compiled_steps.replays_graph", lambda device: True)
+    with pytorch_operations():
+        yield sizes
+
+
+def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
+    learner, tasks = sinusoid()
+    halves = [response(learner, tasks, 4, first=first) for first in (0, 4)]
+    found = response(learner, tasks, 8, CompileOptions("captured", 4, "cudagraphs"))
+    assert captured == [4]
+    assert torch.equal(found.value.loss, sum(half.value.loss for half in halves))
+    parts = [half.gradients.by_input for half in halves]
+    for mine, *others in zip(found.gradients.by_input, *parts, strict=True):
+        assert torch.equal(mine, sum(others))
+
+
+def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog, monkeypatch):
+    monkeypatch.setattr("metadist.training.compiled_steps._RECOMPILE_LIMIT", 2)
+    caplog.set_level(logging.INFO, "metadist")
+    learner, options = sinusoid(1)[0], CompileOptions("shapes", 2, "cudagraphs")
+    for queries in range(1, 4):
+        response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, options)
+    assert captured == [2] * 2
+    (line,) = caplog.messages
+    assert "it cannot be captured as a CUDA graph (more than 2 combinations of" in line
+
+
+class Counts(MAML):
+    """A learner that changes itself in each task."""
+
+    batches_tasks = True
+    calls = 0
+
+    def train_task(self, episode):
+        self.calls += 1
+        result = super().train_task(episode)
+        return result._replace(loss=result.loss + self.calls)
+
+
+class Draws(MAML):
+    """A learner that draws random numbers, and does not say so."""
+
+    batches_tasks = True
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        return result._replace(loss=result.loss * (1 + 0.001 * random.random()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [(Counts, "changes the learner's calls"), (Draws, "draws random numbers")],
+)
+def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured, caplog):
+    caplog.set_level(logging.INFO, "metadist")
+    (model, tasks), options = sinusoid(), CompileOptions(reason, 4, "cudagraphs")
+    learner = algorithm(model.model, True, 0.01).train()
+    losses = {response(learner, tasks, 4, options).value.loss.item() for _ in range(3)}
+    assert len(losses) == 3
+    (line,) = caplog.messages
+    assert reason in line
+
+
+def test_a_hook_that_was_added_is_called(captured):
+    (learner, tasks), options = sinusoid(1), CompileOptions("hooks", 4, "cudagraphs")
+    before = response(learner, tasks, 4, options).value.loss
+    with learner.model.register_forward_hook(lambda module, inputs, outputs: outputs + 100):
+        assert response(learner, tasks, 4, options).value.loss > 100 * before
+
+
+class Scaled(MLP):
+    """A model with a constant of its own."""
+
+    supports_batched_tasks = True
+    scale = 1.0
+
+    def forward(self, inputs):
+        return self.scale * super().forward(inputs)
+
+
+@pytest.mark.parametrize("name", ["inner_lr", "model.scale"])
+def test_an_attribute_that_changes_is_not_ignored(form, caplog, name):
+    _, tasks = sinusoid()
+    learner = MAML(Scaled((1,), 1, [8]), regression=True).train()
+    learner.model.scale = 1.0
+    options = CompileOptions(f"annealed {name}, {form}", 4)
+    response(learner, tasks, 4, options)
+    module, _, attribute = name.rpartition(".")
+    setattr(learner.get_submodule(module), attribute, 0.1)
+    for _ in range(2):
+        found = response(learner, tasks, 4, options)
+    assert torch.equal(found.value.loss, response(learner, tasks, 4).value.loss)
+    assert caplog.text.count(f"the learner's {name} changed during training") == 1
+
+
+@pytest.mark.parametrize("kind", ["list", "nested", "dict", "tensor", "inference"])
+def test_what_an_attribute_holds_is_not_ignored(kept_form, caplog, kind):
+    learner, tasks = sinusoid()
+    values = {"list": [1.0], "nested": [[1.0]], "dict": {"scale": 1.0}}.get(kind)
+    if values is None:
+        with torch.inference_mode(kind == "inference"):
+            values = torch.ones(1)
+    learner.model.values = values
+    options = CompileOptions(f"changed {kind}, {kept_form}", 4)
+    for _ in range(2):
+        response(learner, tasks, 4, options)
+    assert "runs eagerly" not in caplog.text
+    if kind == "tensor":
+        values.fill_(2.0)
+    elif kind == "inference":
+        learner.model.values = torch.zeros(1)
+    else:
+        (values[0] if kind == "nested" else values)["scale" if kind == "dict" else 0] = 2.0
+    response(learner, tasks, 4, options)
+    assert "the learner's model.values changed during training" in caplog.text
+
+
+def test_an_attribute_that_appears_is_not_ignored(kept_form, caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions(f"new attribute, {kept_form}", 4)
+    response(learner, tasks, 4, options)
+    learner.model.scale = 2.0
+    response(learner, tasks, 4, options)
+    assert "the learner's model.scale changed during training" in caplog.text
+
+
+def test_a_module_that_disappears_is_not_ignored(kept_form, caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions(f"module removed, {kept_form}", 4)
+    learner.model.other = nn.Identity()
+    response(learner, tasks, 4, options)
+    del learner.model.other
+    response(learner, tasks, 4, options)
+    assert "the learner's modules changed during training" in caplog.text
+
+
+def test_a_test_between_steps_leaves_the_step_compiled(form, caplog):
+    learner, tasks = sinusoid()
+    options = CompileOptions(f"tested, {form}", 4)
+    before = response(learner, tasks, 4, options)
+    evaluate = EvaluateMapper(WorkerLocal("tasks of a test", tasks), "cpu", evaluate_each_step=True)
+    evaluate(learner, MetaBatch(task_keys(0, "test", 0, range(3))))
+    assert torch.equal(response(learner, tasks, 4, options).value.loss, before.value.loss)
+    assert "runs eagerly" not in caplog.text
+
+
+def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
+    def compile_until_stopped(step, inputs, backend):
+        raise Interrupted(15, "stopped outside of training")
+
+    monkeypatch.setattr(
+        "metadist.training.compiled_steps.compile_outer_step", compile_until_stopped
+    )
+    learner, tasks = sinusoid()
+    with pytest.raises(Interrupted, match="stopped outside of training"):
+        response(learner, tasks, 4, CompileOptions("stopped", 4))
+
+
+def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        "metadist.training.compiled_steps.compile_outer_step",
+        lambda step, *_: compiled.append(step) or step,
+    )
+    learner, _ = sinusoid()
+    parameters, steps = dict(learner.named_parameters()), CompiledSteps()
+    options = CompileOptions("one", 2)
+    for given, shots, trained, count in (
+        (options, 5, len(parameters), 1),
+        (options, 5, len(parameters), 1),
+        (CompileOptions("another", 2), 5, len(parameters), 2),
+        (options, 4, len(parameters), 3),
+        (options, 5, 2, 4),
+    ):
+        for number, parameter in enumerate(parameters.values()):
+            parameter.requires_grad_(number < trained)
+        tasks = FewShotTasks(Sinusoid(), 1, shots, 5)
+        episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(1))])
+        weights = torch.ones(1, dtype=torch.float64)
+        arguments = StepArguments(learner, parameters, episodes, weights)
+        found = steps(given, arguments)
+        expected = outer_step(arguments)
+        torch.testing.assert_close(found.result.loss, expected.result.loss)
+        assert len(found.gradients) == trained and len(compiled) == count
+
+
+def test_a_step_of_another_precision_is_not_mistaken(monkeypatch):
+    monkeypatch.setattr(
+        "metadist.training.compiled_steps.compile_outer_step", lambda step, *_: step
+    )
+    learner, tasks = sinusoid()
+    parameters, steps = dict(learner.named_parameters()), CompiledSteps()
+    episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(2))])
+    weights = torch.ones(2, dtype=torch.float64)
+    for precision in ("float32", "bf16", "float32"):
+        arguments = StepArguments(learner, parameters, episodes, weights, precision)
+        found = steps(CompileOptions("precisions", 2), arguments)
+        assert torch.equal(found.result.loss, outer_step(arguments).result.loss)
+
+
+class DependsOnValues(MAML):
+    """Control flow that cannot be traced."""
+
+    batches_tasks = True
+
+    def train_task(self, episode):
+        result = super().train_task(episode)
+        if result.loss.sum().item() > 0:
+            return result
+        return result._replace(loss=-result.loss)
+
+
+def test_a_step_that_cannot_be_compiled_runs_eagerly_with_one_line(caplog):
+    learner, tasks = sinusoid()
+    learner = DependsOnValues(learner.model, True, 0.01).train()
+    options = CompileOptions("depends on values", 4)
+    with caplog.at_level(logging.WARNING, "metadist"):
+        first = response(learner, tasks, 4, options)
+        second = response(learner, tasks, 4, options)
+    (record,) = caplog.records
+    assert "the outer step runs eagerly" in record.getMessage()
+    expected = response(learner, tasks, 4)
+    for found in (first, second):
+        assert torch.equal(found.value.loss, expected.value.loss)
+
+
+def test_what_is_compiled_by_default():
+    learner, tasks = sinusoid()
+    cpu = torch.device("cpu")
+
+    def options(learner, tasks, **trainer):
+        config = TrainerConfig(**trainer)
+        return compile_options(config, tasks, learner, cpu, "text", local)
+
+    local = LocalStrategy(batch_partitioner, mean_reducer)
+    assert options(learner, tasks, iterations=4999) is None
+    assert options(learner, tasks, iterations=5000, compile=False) is None
+    found = options(learner, tasks, iterations=5000, meta_batch_size=25)
+    assert found == options(learner, tasks, iterations=1, compile=True, meta_batch_size=25)
+    assert found.chunk_size == 25
+    assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 6  # of 16 tasks
+    images, glyph_tasks = glyphs()
+    assert options(images, glyph_tasks, iterations=60_000) is None
+    assert options(images, glyph_tasks, compile=True).chunk_size == 16
+
+
+def test_on_gpus_steps_are_captured_by_default_and_chunks_are_no_larger_than_shards(monkeypatch):
+    """A simulated GPU: what is compiled depends on its type alone."""
+    monkeypatch.setattr("metadist.training.compilation.replays_graph", lambda device: True)
+    strategy = LocalStrategy(batch_partitioner, mean_reducer)
+
+    def options(workers, **trainer):
+        monkeypatch.setattr("metadist.training.compilation.get_world_size", lambda: workers)
+        config = TrainerConfig(meta_batch_size=7, **trainer)
+        arguments = (*reversed(glyphs()), torch.device("cpu"), "text", strategy)
+        return compile_options(config, *arguments)
+
+    assert options(1)[1:] == (7, "cudagraphs")
+    assert options(2)[1:] == (4, "cudagraphs")
+    assert options(1, task_chunk_size=6)[1:] == (4, "cudagraphs")  # not 6 and 1
+    assert options(2, compile=True)[1:] == (4, "inductor")
+    assert options(1, compile=False) is None
+
+
+class Noisy(MAML):
+    needs_task_seeds = True
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))), "one task at a time"),
+        (lambda: MAMLPlusPlus(Conv4((1, 28, 28), 3, filters=16)), "has buffers"),
+        (lambda: Noisy(Conv4((1, 28, 28), 3, filters=16)), "Noisy draws random numbers"),
+    ],
+)
+def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
+    _, tasks = glyphs()
+    strategy = LocalStrategy(batch_partitioner, mean_reducer)
+    arguments = (tasks, build().train(), torch.device("cpu"), "text", strategy)
+    assert compile_options(TrainerConfig(compile="auto"), *arguments) is None
+    assert not caplog.messages
+    assert compile_options(TrainerConfig(compile=True), *arguments) is None
+    (message,) = caplog.messages
+    assert "trainer.compile=true does not apply" in message
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        AllReduceStrategy(batch_partitioner, mean_reducer, engine="ddp"),
+        RpcStrategy(batch_partitioner, mean_reducer, gradient="dist_autograd"),
+        RpcStrategy(batch_partitioner, reducer=max),
+    ],
+)
+def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
+    learner, tasks = sinusoid()
+    arguments = (tasks, learner, torch.device("cpu"), "text", strategy)
+    assert compile_options(TrainerConfig(iterations=5000), *arguments) is None
+    with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
+        compile_options(TrainerConfig(compile=True), *arguments)
