@@ -14,8 +14,7 @@ from metadist.distributed.collectives import init_process_group
 from metadist.distributed.job import current_job
 from metadist.loggers import Logger
 from metadist.models import Conv4
-from metadist.training import Callback
-from metadist.training.strategies import AllReduceStrategy, RpcStrategy
+from metadist.training import AllReduceStrategy, Callback, RpcStrategy
 
 tasks = 0
 

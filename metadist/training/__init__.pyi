@@ -8,12 +8,10 @@ from .precision import Precision, supported_precision
 from .prediction import predict_unlabeled
 from .resume import restore
 from .signals import Interrupted
-from .strategies import (
-    AllReduceStrategy,
-    LocalStrategy,
-    RpcStrategy,
-    Strategy,
-)
+from .strategies.allreduce import AllReduceStrategy
+from .strategies.local import LocalStrategy
+from .strategies.rpc import RpcStrategy
+from .strategies.strategy import Strategy
 from .task_mapper import (
     EvaluateMapper,
     MetaBatch,

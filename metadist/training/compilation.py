@@ -19,7 +19,7 @@ from metadist.training.batching import (
 )
 from metadist.training.compiled_steps import CompileOptions, replays_graph
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
-from metadist.training.strategies import Strategy
+from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import TrainMapper
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from metadist.training.query_predictions import (
     QueryPredictions,
     split_queries,
 )
-from metadist.training.strategies import Strategy
+from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import TASK_INDEX, EvaluateMapper, MetaBatch, order_of_tasks
 
 _MIN_CHUNK_TASKS = 64

@@ -16,7 +16,7 @@ from metadist.metrics import task_metric
 from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.callbacks import Callback
 from metadist.training.precision import Precision
-from metadist.training.strategies import Strategy
+from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
 _MAX_TASKS = 1_000_000

@@ -29,7 +29,7 @@ from metadist.training.batching import ChunkSize
 from metadist.training.batching_check import check_batched_tasks
 from metadist.training.episode_check import ALGORITHMS, check_episodes
 from metadist.training.precision import Precision
-from metadist.training.strategies import Strategy
+from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from metadist.distributed.collectives import init_process_group
 from metadist.distributed.reducers import MeanReducer
 from metadist.loggers import Logger, Metrics
 from metadist.tasks import Episode
-from metadist.training.strategies import AllReduceStrategy, RpcStrategy
+from metadist.training import AllReduceStrategy, RpcStrategy
 
 _CALLS_BEFORE_FAULT = 40
 

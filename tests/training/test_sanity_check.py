@@ -34,9 +34,8 @@ from metadist.tasks import (
     stack_episodes,
     task_keys,
 )
-from metadist.training import MetaBatch, TrainMapper
+from metadist.training import LocalStrategy, MetaBatch, TrainMapper
 from metadist.training.sanity_check import check_before_training, run_sanity_check
-from metadist.training.strategies import LocalStrategy
 
 
 class Returns(Learner):

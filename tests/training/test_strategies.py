@@ -28,7 +28,7 @@ from metadist.distributed import (
 from metadist.distributed.reducers import SumReducer
 from metadist.errors import UserError
 from metadist.tasks import Episode, FewShotTasks, task_keys
-from metadist.training.strategies import AllReduceStrategy, LocalStrategy, RpcStrategy, Strategy
+from metadist.training import AllReduceStrategy, LocalStrategy, RpcStrategy, Strategy
 from metadist.training.task_mapper import MetaBatch
 
 TASKS = 7
@@ -266,7 +266,8 @@ def test_timeouts_and_the_device_are_passed_on(monkeypatch):
         return Counted(loss, 1, loss) if "gradient" in options else [{"loss": loss.view(1)}]
 
     monkeypatch.setattr(
-        "metadist.training.strategies.init_process_group", lambda **options: given.append(options)
+        "metadist.training.strategies.allreduce.init_process_group",
+        lambda **options: given.append(options),
     )
     monkeypatch.setattr(distributed, "init_rpc", lambda **options: given.append(options))
     monkeypatch.setattr(distributed, "remote_sync_call", call)

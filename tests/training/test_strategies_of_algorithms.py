@@ -12,9 +12,8 @@ from worlds import run_world
 
 from metadist.config import build_experiment
 from metadist.tasks import Episode, task_keys
-from metadist.training import Experiment
+from metadist.training import Experiment, LocalStrategy, Strategy
 from metadist.training.checkpoints import read_checkpoint
-from metadist.training.strategies import LocalStrategy, Strategy
 from metadist.training.task_mapper import MetaBatch
 
 ALGORITHMS = {

@@ -15,8 +15,14 @@ from metadist.distributed.reducers import MeanReducer
 from metadist.distributed.worker_local import WorkerLocal
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, seed_generators, task_keys
-from metadist.training import EvaluateMapper, MetaBatch, TaskMapper, TrainMapper, resolve_device
-from metadist.training.strategies import LocalStrategy
+from metadist.training import (
+    EvaluateMapper,
+    LocalStrategy,
+    MetaBatch,
+    TaskMapper,
+    TrainMapper,
+    resolve_device,
+)
 from metadist.training.task_mapper import order_of_tasks
 
 

@@ -1,0 +1,1 @@
+"""Strategies: where a meta-batch is computed, and how its gradients are aggregated."""
