@@ -24,7 +24,7 @@ from metadist.training import Experiment, Interrupted, resolve_device
 from metadist.training.batching import ChunkSize
 from metadist.training.compilation import compile_step, with_chunk_size
 from metadist.training.compiled_steps import FAILED
-from metadist.training.sanity_check import partition_digest
+from metadist.training.partition_check import partition_digest
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """Checks before training: sizes, the partitioner, and one training and one test task."""
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import re
@@ -18,9 +17,8 @@ from torch.nn.modules.module import (
 from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised, TaskResult
-from metadist.distributed import get_rank, get_worker_id, get_world_size
+from metadist.distributed import get_rank
 from metadist.distributed.modules import unpicklable_part
-from metadist.distributed.partitioners import Partitioner, as_shards
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, first_line, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
@@ -28,6 +26,7 @@ from metadist.tasks import SPLITS, FewShotTasks, SupervisedTasks, TaskDistributi
 from metadist.training.batching import ChunkSize
 from metadist.training.batching_check import check_batched_tasks
 from metadist.training.episode_check import ALGORITHMS, check_episodes
+from metadist.training.partition_check import check_partition
 from metadist.training.precision import Precision
 from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import MetaBatch, TaskMapper
@@ -41,8 +40,8 @@ def check_before_training(
     learner: Learner,
     meta_batch_size: int,
     precision: Precision,
-    chunk_size: ChunkSize = "auto",
-    eval_tasks: int = 2,
+    chunk_size: ChunkSize,
+    eval_tasks: int,
 ) -> None:
     """Check that the parts of a run fit each other. Every rank calls it.
 
@@ -60,7 +59,7 @@ def check_before_training(
         RuntimeError: the user's own code raised an error; see `run_sanity_check`.
     """
     _check_picklable(strategy, learner)
-    _check_partition(strategy, learner, meta_batch_size)
+    check_partition(strategy, learner, meta_batch_size)
     _check_supervised(tasks, learner)
     _check_ways(tasks, learner)
     run_sanity_check(tasks, learner, precision)
@@ -132,85 +131,6 @@ def _check_picklable(strategy: Strategy, learner: Learner) -> None:
             f"pickled ({part}): define functions and classes at the top level of a module, or take "
             "strategy=allreduce."
         )
-
-
-def partition_digest(strategy: Strategy, learner: Learner, meta_batch_size: int) -> str:
-    """Compute a digest of the shards of a meta-batch. It must be the same on all drivers.
-
-    Args:
-        strategy: the run's strategy.
-        learner: the partitioner's first argument.
-        meta_batch_size: the number of tasks.
-    """
-    shards = _shards_of(strategy.partitioner, learner, meta_batch_size)
-    return hashlib.sha256(repr(shards).encode()).hexdigest()
-
-
-def _check_partition(strategy: Strategy, learner: Learner, meta_batch_size: int) -> None:
-    """Check that the partitioner names existing workers and puts each task into one shard.
-
-    If every rank partitions, also check that a second call gives the same shards.
-    """
-    shards = _shards_of(strategy.partitioner, learner, meta_batch_size)
-    indices = [index for _, tasks in shards for index in tasks]
-    if sorted(indices) != list(range(meta_batch_size)):
-        raise UserError(
-            f"the partitioner's shards have {len(indices)} tasks, {len(set(indices))} of them "
-            f"different, of a meta-batch of {meta_batch_size}: give each task to one shard."
-        )
-    on_every_rank = strategy.every_rank_drives and get_world_size() > 1
-    if on_every_rank and _shards_of(strategy.partitioner, learner, meta_batch_size) != shards:
-        raise UserError(
-            "the partitioner gives different shards when it is called again, and with "
-            f"strategy={strategy.name} every rank calls it: let the shards depend on the tasks and "
-            "the number of workers alone, or take strategy=rpc."
-        )
-
-
-def _shards_of(
-    partitioner: Partitioner, learner: Learner, meta_batch_size: int
-) -> list[tuple[int, list[int]]]:
-    """The worker and the indices of the tasks of each shard of a meta-batch."""
-    keys = task_keys(0, "train", 1, range(meta_batch_size))
-    shards = []
-    try:
-        triples = as_shards(partitioner(learner, MetaBatch(keys)))
-    except TypeError as error:
-        if user_frame(error):
-            raise
-        raise UserError(str(error)) from None
-    for shard in triples:
-        worker, args, kwargs = shard
-        values = (*args, *kwargs.values())
-        if not any(value is learner for value in values):
-            raise UserError(
-                f"the partitioner gives worker {worker} a shard without the learner that it was "
-                "given: pass it on as it is; a copy would not be trained."
-            )
-        batches = [value for value in values if isinstance(value, MetaBatch)]
-        if len(batches) != 1:
-            raise UserError(
-                "a shard of the partitioner has no MetaBatch among its arguments, but "
-                f"{', '.join(type(value).__name__ for value in values)}: give it "
-                "(learner, tasks.select(slice)) and size=tasks.size."
-            )
-        if batches[0].keys.shape[-1] != keys.shape[-1]:
-            raise UserError(
-                "the partitioner splits the keys of single tasks: let it split the first "
-                "dimension, as with partition.dim=0."
-            )
-        tasks = batches[0].keys.reshape(-1, keys.shape[1])[:, 3].tolist()
-        if not tasks:
-            raise UserError(
-                f"the partitioner gives worker {worker} a shard without tasks: leave it out."
-            )
-        if shard.size != len(tasks):
-            raise UserError(
-                f"the partitioner gives a shard of {len(tasks)} tasks the size {shard.size:g}, its "
-                "weight in the mean: give Shard(worker, args, size=tasks.size)."
-            )
-        shards.append((get_worker_id(worker), tasks))
-    return shards
 
 
 def run_sanity_check(
