@@ -59,7 +59,7 @@ def find_non_finite(
             "",
             parameters=True,
         )
-    mapper = GradientNormMapper(**_settings(experiment.train_mapper))
+    mapper = GradientNormMapper(**_shared_fields(experiment.train_mapper))
     values = experiment.strategy.map_tasks(mapper, experiment.learner, make_batch(experiment, keys))
     order = order_of_tasks(values[TASK_INDEX], keys)
     values = {name: value[order] for name, value in values.items()}
@@ -181,7 +181,7 @@ def task_gradient(
         task: a batch of a single task.
     """
     trainable = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-    train_mapper = TrainMapper(**_settings(mapper))
+    train_mapper = TrainMapper(**_shared_fields(mapper))
     with torch.enable_grad():
         response = train_mapper.weighted_sum(
             [((learner, task), {})], [1.0], list(trainable.values())
@@ -191,10 +191,9 @@ def task_gradient(
     return loss, dict(zip(trainable, gradients, strict=True))
 
 
-def _settings(mapper: TaskMapper) -> dict[str, Any]:
-    """The fields that all mappers share, without the profile."""
-    shared = {field.name: getattr(mapper, field.name) for field in fields(TaskMapper)}
-    return {**shared, "profile": False}
+def _shared_fields(mapper: TaskMapper) -> dict[str, Any]:
+    """The fields that all mappers share."""
+    return {field.name: getattr(mapper, field.name) for field in fields(TaskMapper)}
 
 
 def format_key(key: Tensor) -> str:

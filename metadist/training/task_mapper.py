@@ -106,7 +106,6 @@ class TaskMapper:
         chunk_size: number of tasks in a batch, if the learner supports batched tasks; "auto"
             depends on the tasks' size.
         evaluate_each_step: whether evaluation also evaluates the queries after each inner step.
-        profile: whether workers that do not run the training loop record a profile.
         precision: the precision of the tasks' computation.
     """
 
@@ -114,7 +113,6 @@ class TaskMapper:
     device: str = "auto"
     chunk_size: ChunkSize = "auto"
     evaluate_each_step: bool = False
-    profile: bool = False
     precision: Precision = "float32"
 
     def run_each(self, learner: Learner, batch: MetaBatch) -> list[TaskResult]:
@@ -228,9 +226,11 @@ class TrainMapper(TaskMapper):
     """Mapper of training: the mean, or a weighted sum, of loss and metrics of a shard's tasks.
 
     Attributes:
+        profile: whether workers that do not run the training loop record a profile.
         compiled: options for compiling the outer step of batched tasks; None runs it eagerly.
     """
 
+    profile: bool = False
     compiled: CompileOptions | None = None
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
