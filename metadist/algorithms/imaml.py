@@ -18,6 +18,9 @@ from metadist.algorithms.learner import TaskResult
 from metadist.gradients import with_gradients
 from metadist.tasks import Episode, Examples
 
+_TOLERANCE = 1e-10
+"""Norm of the residual, relative to that of the right-hand side, at which a system is solved."""
+
 
 class IMAML(InnerLoopLearner):
     """MAML with the implicit meta-gradient at the end of the inner loop.
@@ -145,16 +148,13 @@ class IMAML(InnerLoopLearner):
         return "implicit MAML"
 
 
-def conjugate_gradient(
-    matvec: Callable[[Tensor], Tensor], b: Tensor, steps: int, tolerance: float = 1e-10
-) -> Tensor:
+def conjugate_gradient(matvec: Callable[[Tensor], Tensor], b: Tensor, steps: int) -> Tensor:
     """Solve A x = b for symmetric positive definite A, from x = 0.
 
     Args:
         matvec: the product x -> A x.
         b: the right-hand side, shape (n,), or (tasks, n) with one system per task.
         steps: maximum number of steps.
-        tolerance: norm of the residual, relative to the norm of b, at which a system is solved.
 
     Returns:
         x, with the shape of b. At negative curvature, the solution so far, or b in the first step;
@@ -175,7 +175,7 @@ def conjugate_gradient(
         solution = torch.where(active, solution + step_size * direction, solution)
         residual = torch.where(active, residual - step_size * product, residual)
         previous, square = square, residual.square().sum(-1, keepdim=True)
-        active = active & (square > tolerance**2 * start)
+        active = active & (square > _TOLERANCE**2 * start)
         # On a GPU the check would synchronize, and a recorded step cannot depend on values. Further
         # steps do not change solved systems.
         if not active.is_cuda and not _is_recorded() and not active.any():

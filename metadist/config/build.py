@@ -178,7 +178,7 @@ def assemble_experiment(
 
 
 def build_learner(
-    model: Any, algorithm: Any, task: TaskShape, locate: Callable[[str, str], Any] = locate_target
+    model: Any, algorithm: Any, task: TaskShape, locate: Callable[[str, str], Any]
 ) -> Learner:
     """Build a model and its algorithm, with newly drawn parameters, on the CPU.
 

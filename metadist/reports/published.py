@@ -10,7 +10,7 @@ import yaml
 
 from metadist.metrics import is_percentage, score, task_metric
 
-PUBLISHED = Path(__file__).with_name("published.yaml")
+_CELLS = Path(__file__).with_name("published.yaml")
 _PRESETS = Path(__file__).parents[1] / "conf" / "experiment"
 
 MIN_FRACTION = 0.5
@@ -54,9 +54,9 @@ class Cell:
         return list(self.results) or [None]
 
 
-def load_cells(path: Path = PUBLISHED) -> dict[str, Cell]:
-    """All cells by preset, in the order of the file."""
-    saved = yaml.safe_load(path.read_text(encoding="utf-8"))
+def load_cells() -> dict[str, Cell]:
+    """All cells by preset, in the order of `published.yaml`."""
+    saved = yaml.safe_load(_CELLS.read_text(encoding="utf-8"))
     plain = {name: entry for name, entry in saved.items() if "recipe_of" not in entry}
     return {
         name: _cell(name, plain[entry["recipe_of"]] | entry if name not in plain else entry)

@@ -41,7 +41,7 @@ def random_state(seed: int, device: torch.device = _CPU) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserved_random_state(device: torch.device = _CPU) -> Iterator[None]:
+def preserved_random_state(device: torch.device) -> Iterator[None]:
     """Restore the states of the global generators of torch, NumPy and Python after the block.
 
     Args:
