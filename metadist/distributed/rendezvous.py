@@ -90,8 +90,8 @@ def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
     """
     nonce = secrets.token_hex(8)
     joined = ended = ""
-    patience = timeout + 1.0  # rank zero knows which ranks are missing, so it times out first
-    deadline = open_deadline = time.monotonic() + patience
+    own_timeout = timeout + 1.0  # rank zero knows which ranks are missing, so it times out first
+    deadline = open_deadline = time.monotonic() + own_timeout
     joined_at = 0.0
 
     def is_over() -> bool:
@@ -102,7 +102,7 @@ def join_rendezvous(store: dist.Store, rank: int, timeout: float) -> str:
             store.add(f"{session}/arrived", 1)
             joined, joined_at = session, time.monotonic()
             if joined_at < open_deadline:  # so that restarts of rank zero cannot extend it forever
-                deadline = joined_at + patience
+                deadline = joined_at + own_timeout
         # A session of dead processes has an outcome too, but without this nonce.
         if joined in ("", ended) or not store.check([f"{joined}/outcome"]):
             return False
