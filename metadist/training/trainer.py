@@ -142,18 +142,20 @@ class Trainer:
                     self.train()
                     results = self.test(experiment.directory / TEST_PREDICTIONS_FILE)
                     if self._is_main:
-                        write_results(experiment.directory, results)
-                        self._stop.error_file = None  # the run has finished
-                        plots = []
-                        if self.config.report:
-                            plots = self._write_plots(results)
-                            self._write_report()
-                        experiment.logger.finish(results, plots)
-                        for warning in results["warnings"]:
-                            self._warn(warning)
+                        self._finish(results)
         return results
 
-    # The run has finished, so errors in its plots and its report are only warnings.
+    def _finish(self, results: dict[str, Any]) -> None:
+        """Write the results, plots and report; errors in plots and report are only warnings."""
+        write_results(self.experiment.directory, results)
+        self._stop.error_file = None  # the run has finished
+        plots = []
+        if self.config.report:
+            plots = self._write_plots(results)
+            self._write_report()
+        self.experiment.logger.finish(results, plots)
+        for warning in results["warnings"]:
+            self._warn(warning)
 
     def _write_plots(self, results: dict[str, Any]) -> list[Path]:
         try:
