@@ -329,17 +329,18 @@ class Trainer:
         parameters = [p for group in experiment.optimizer.param_groups for p in group["params"]]
         output = StepOutput(result, result.loss.item(), gradient_norm(parameters), stopping)
 
-        report, policy = None, config.on_non_finite
+        report = None
         if not output.finite:
             report = find_non_finite(experiment, keys, iteration, output.loss, output.gradient_norm)
-        if report is not None and policy == "stop":
-            self._log_step(iteration, output, learning_rate, report)
-            if iteration > 1 and not report.parameters:  # the first state follows from the seed
-                self.save_checkpoint()
-            raise UserError(stop_message(report, experiment, iteration))
+            if config.on_non_finite == "stop":
+                self._log_step(iteration, output, learning_rate, report)
+                if iteration > 1 and not report.parameters:  # the first state follows from the seed
+                    self.save_checkpoint()
+                raise UserError(stop_message(report, experiment, iteration))
 
+        skipped = report is not None and config.on_non_finite == "skip"
         with profile_range("optimizer_step"):
-            if report is not None and policy == "skip":
+            if skipped:
                 # Without gradients the step changes no parameter.
                 experiment.optimizer.zero_grad(set_to_none=True)
             else:
@@ -353,11 +354,9 @@ class Trainer:
         self._log_step(iteration, output, learning_rate, report)
         self.state.iteration = iteration
         self.state.train_loss = output.loss
-        if report is not None:
-            skipped = policy == "skip"
-            self.state.skipped_steps += skipped
-            if not skipped or self.state.skipped_steps == 1:
-                self._warn(warning_message(report, experiment, iteration))
+        self.state.skipped_steps += skipped
+        if report is not None and (not skipped or self.state.skipped_steps == 1):
+            self._warn(warning_message(report, experiment, iteration))
         return output
 
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:
