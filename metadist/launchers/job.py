@@ -114,6 +114,10 @@ def report_errors() -> Iterator[ExitStatus]:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
+    """Raise `Interrupted` in the block on SIGINT and SIGTERM.
+
+    After an error the handlers stay, until `report_error` ignores the signals.
+    """
     raised_at = -math.inf
 
     def interrupt(number: int, frame: FrameType | None) -> None:

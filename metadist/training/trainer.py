@@ -379,6 +379,7 @@ class Trainer:
         learning_rate: float,
         report: NonFiniteReport | None,
     ) -> None:
+        """Add the step's time to the state, and log its metrics on rank zero."""
         # From the end of the last step: logging and the exchange of stop requests are part of it.
         now = time.perf_counter()
         seconds, self._step_started = now - self._step_started, now
