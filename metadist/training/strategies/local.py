@@ -95,15 +95,12 @@ class InProcessStrategy(Strategy):
             if parameter.requires_grad:
                 trainable.append(parameter)
         shards = self._shards_of_rank(learner, batch)
-        weights, idle = shards.weights, not any(shards.weights)
-        if idle:
-            weights = [type(weight)(1) for weight in weights]  # numbers keep their type
-        (response,) = run_shards(mapper, shards.calls, weights, trainable)
+        (response,) = run_shards(mapper, shards.calls, shards.weights, trainable)
         value, dtypes = response.value, response.dtypes or []
         gradient: list[Tensor | None] = [None] * len(trainable)
         if response.gradients is not None:
             gradient = list(response.gradients.by_input)
-        if idle:  # zero times infinity would not be zero
+        if not any(shards.weights):  # zero times infinity would not be zero
             value = _zeros_like(value)
             gradient = [None if part is None else torch.zeros_like(part) for part in gradient]
         return _PartialSums(value, dtypes, trainable, gradient, shards.divisor)
