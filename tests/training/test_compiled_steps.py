@@ -5,50 +5,30 @@ import random
 
 import pytest
 import torch
+from tiny_learners import sinusoid
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from metadist.algorithms import IMAML, MAML, MAMLPlusPlus
-from metadist.distributed import batch_partitioner, mean_reducer
+from metadist.algorithms import IMAML, MAML
 from metadist.distributed.worker_local import WorkerLocal
-from metadist.errors import UserError
 from metadist.kernels import pytorch_operations
-from metadist.models import MLP, Conv4
+from metadist.models import MLP
 from metadist.tasks import (
     Episode,
     Examples,
     FewShotTasks,
-    Glyphs,
     Sinusoid,
     stack_episodes,
     task_keys,
 )
 from metadist.training import (
-    AllReduceStrategy,
     EvaluateMapper,
     Interrupted,
-    LocalStrategy,
     MetaBatch,
-    RpcStrategy,
-    TrainerConfig,
     TrainMapper,
-    compile_options,
 )
 from metadist.training.compiled_steps import CompiledSteps, CompileOptions
 from metadist.training.outer_step import StepArguments, outer_step
-
-
-def sinusoid(inner_steps: int = 2) -> tuple[MAML, FewShotTasks]:
-    torch.manual_seed(0)
-    model = MLP((1,), 1, hidden=[8], batch_norm=False)
-    return MAML(model, True, 0.01, inner_steps).train(), FewShotTasks(Sinusoid(), 1, 5, 5)
-
-
-def glyphs() -> tuple[MAML, FewShotTasks]:
-    torch.manual_seed(0)
-    sizes = {"train_classes": 6, "validation_classes": 5, "test_classes": 5, "examples": 4}
-    tasks = FewShotTasks(Glyphs(**sizes), 3, 1, 2)
-    return MAML(Conv4((1, 28, 28), 3, filters=4), inner_steps=2).train(), tasks
 
 
 def response(learner, tasks, count, compiled=None, first=0):
@@ -438,81 +418,3 @@ def test_a_step_that_cannot_be_compiled_runs_eagerly_with_one_line(caplog):
     expected = response(learner, tasks, 4)
     for found in (first, second):
         assert torch.equal(found.value.loss, expected.value.loss)
-
-
-def test_what_is_compiled_by_default():
-    learner, tasks = sinusoid()
-    cpu = torch.device("cpu")
-
-    def options(learner, tasks, **trainer):
-        config = TrainerConfig(**trainer)
-        return compile_options(config, tasks, learner, cpu, "text", local)
-
-    local = LocalStrategy(batch_partitioner, mean_reducer)
-    assert options(learner, tasks, iterations=4999) is None
-    assert options(learner, tasks, iterations=5000, compile=False) is None
-    found = options(learner, tasks, iterations=5000, meta_batch_size=25)
-    assert found == options(learner, tasks, iterations=1, compile=True, meta_batch_size=25)
-    assert found.chunk_size == 25
-    assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 6  # of 16 tasks
-    images, glyph_tasks = glyphs()
-    assert options(images, glyph_tasks, iterations=60_000) is None
-    assert options(images, glyph_tasks, compile=True).chunk_size == 16
-
-
-def test_on_gpus_steps_are_captured_by_default_and_chunks_are_no_larger_than_shards(monkeypatch):
-    """A simulated GPU: what is compiled depends on its type alone."""
-    monkeypatch.setattr("metadist.training.compilation.replays_graph", lambda device: True)
-    strategy = LocalStrategy(batch_partitioner, mean_reducer)
-
-    def options(workers, **trainer):
-        monkeypatch.setattr("metadist.training.compilation.get_world_size", lambda: workers)
-        config = TrainerConfig(meta_batch_size=7, **trainer)
-        arguments = (*reversed(glyphs()), torch.device("cpu"), "text", strategy)
-        return compile_options(config, *arguments)
-
-    assert options(1)[1:] == (7, "cudagraphs")
-    assert options(2)[1:] == (4, "cudagraphs")
-    assert options(1, task_chunk_size=6)[1:] == (4, "cudagraphs")  # not 6 and 1
-    assert options(2, compile=True)[1:] == (4, "inductor")
-    assert options(1, compile=False) is None
-
-
-class Noisy(MAML):
-    needs_task_seeds = True
-
-
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (lambda: MAML(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))), "one task at a time"),
-        (lambda: MAMLPlusPlus(Conv4((1, 28, 28), 3, filters=16)), "has buffers"),
-        (lambda: Noisy(Conv4((1, 28, 28), 3, filters=16)), "Noisy draws random numbers"),
-    ],
-)
-def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
-    _, tasks = glyphs()
-    strategy = LocalStrategy(batch_partitioner, mean_reducer)
-    arguments = (tasks, build().train(), torch.device("cpu"), "text", strategy)
-    assert compile_options(TrainerConfig(compile="auto"), *arguments) is None
-    assert not caplog.messages
-    assert compile_options(TrainerConfig(compile=True), *arguments) is None
-    (message,) = caplog.messages
-    assert "trainer.compile=true does not apply" in message
-    assert reason in message
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        AllReduceStrategy(batch_partitioner, mean_reducer, engine="ddp"),
-        RpcStrategy(batch_partitioner, mean_reducer, gradient="dist_autograd"),
-        RpcStrategy(batch_partitioner, reducer=max),
-    ],
-)
-def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
-    learner, tasks = sinusoid()
-    arguments = (tasks, learner, torch.device("cpu"), "text", strategy)
-    assert compile_options(TrainerConfig(iterations=5000), *arguments) is None
-    with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
-        compile_options(TrainerConfig(compile=True), *arguments)

@@ -2,27 +2,15 @@
 
 import pytest
 import torch
+from tiny_learners import glyphs, sinusoid
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metadist.algorithms import ANIL, MAML, TaskResult
 from metadist.kernels import pytorch_operations
-from metadist.models import MLP, Conv4
-from metadist.tasks import FewShotTasks, Glyphs, Sinusoid, stack_episodes, task_keys
+from metadist.models import MLP
+from metadist.tasks import stack_episodes, task_keys
 from metadist.training.outer_step import StepArguments, outer_step, weighted_step_sum
-
-
-def sinusoid() -> tuple[MAML, FewShotTasks]:
-    torch.manual_seed(0)
-    model = MLP((1,), 1, hidden=[8], batch_norm=False)
-    return MAML(model, True, 0.01, 2).train(), FewShotTasks(Sinusoid(), 1, 5, 5)
-
-
-def glyphs(algorithm: type = MAML) -> tuple[MAML, FewShotTasks]:
-    torch.manual_seed(0)
-    sizes = {"train_classes": 6, "validation_classes": 5, "test_classes": 5, "examples": 4}
-    tasks = FewShotTasks(Glyphs(**sizes), 3, 1, 2)
-    return algorithm(Conv4((1, 28, 28), 3, filters=4), inner_steps=2).train(), tasks
 
 
 def test_sums_over_tasks_have_the_layout_of_the_parameters():
