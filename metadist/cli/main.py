@@ -36,6 +36,9 @@ _FLAGS_WITH_VALUE = frozenset((
 ))  # fmt: skip
 """Hydra's flags that take a value."""
 
+_PATHS = ("hydra.run.dir", "hydra.sweep.dir", "resume", "init_from", "dataset.root")
+"""Keys of paths that an unset variable of the shell leaves empty: the current directory."""
+
 
 def hydra_main(
     config_name: str, config_path: str = "pkg://metadist.conf", *, script: str | None = None
@@ -73,7 +76,7 @@ def _check_arguments(arguments: list[str]) -> None:
     """Refuse what argparse and Hydra would report without saying what to do.
 
     Raises:
-        UserError: a flag stands between two overrides, or a directory is empty.
+        UserError: a flag stands between two overrides, or a path is empty.
     """
     override, flag, left = "", "", iter(arguments)  # the last override, a flag after it
     for argument in left:
@@ -91,7 +94,8 @@ def _check_arguments(arguments: list[str]) -> None:
         else:
             override, flag = argument, ""
     for argument in arguments:
-        if argument in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
+        key, equals, value = argument.partition("=")
+        if key.lstrip("+") in _PATHS and equals and value in ("", "''", '""'):
             raise UserError(f"{argument} is empty: give a path, or leave it out.")
 
 

@@ -122,6 +122,8 @@ def test_multirun_runs_one_job_after_the_other(tmp_path):
         ),
         (["seed=1", "--cfg", "job", "~scheduler"], "the flag --cfg stands between two overrides:"),
         (["seed=1", "hydra.run.dir="], "hydra.run.dir= is empty: give a path, or leave it out."),
+        (["hydra.run.dir=''"], "hydra.run.dir='' is empty: give a path, or leave it out."),
+        (["dataset=omniglot", "dataset.root="], "dataset.root= is empty: give a path, or leave"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_one_sentence(arguments, message):
