@@ -103,6 +103,11 @@ def _advice(text: str) -> str | None:
             f"{match[2]} holds no {match[1]}.yaml: write one with hydra.searchpath: "
             "[pkg://metadist.conf] in it, or add a directory of options by --config-dir instead."
         )
+    if text.startswith("Primary config module '"):  # Hydra takes a relative path for a package
+        return (
+            "--config-path needs an absolute directory, as in --config-path $PWD/conf; to add a "
+            "directory of options to metadist's, give --config-dir DIR instead."
+        )
     if match := re.match(r"Could not delete '([\w/]+)'. No match in the defaults list", text):
         advice = f"write {match[1]}=[] for none" if match[1] in LISTS else "leave it out"
         return f"~{match[1]} deletes no option of the defaults list: {advice}."

@@ -171,3 +171,12 @@ def test_a_directory_without_a_primary_configuration_is_one_sentence(tmp_path):
         hydra.compose("maml")
     described = describe_error(caught.value)
     assert described.startswith(f"{tmp_path} holds no maml.yaml: write one with hydra.searchpath: ")
+
+
+def test_a_relative_path_of_a_primary_configuration_is_one_sentence():
+    with (
+        hydra.initialize_config_module("metadist.cli.own", version_base="1.3"),
+        pytest.raises(HydraException) as caught,
+    ):
+        hydra.compose("maml")
+    assert describe_error(caught.value).startswith("--config-path needs an absolute directory, as")
