@@ -116,6 +116,11 @@ def _advice(text: str) -> str | None:
             f"{match[1]} is already in the defaults list, as {match[2]}: write {match[1]}=VALUE, "
             f"without the plus; in a file, `override /{match[1]}: VALUE`."
         )
+    if match := re.match(r"(\S+) appears more than once in the final defaults list", text):
+        return (
+            f"{match[1]} appears more than once in the defaults list: write {match[1]}=VALUE once, "
+            f"without the plus; in a file, `override /{match[1]}: VALUE`."
+        )
     if text.startswith("Config group override must be a string or a list. Got NoneType"):
         return (
             "a group takes the name of an option, not null: write GROUP=NAME, as in "

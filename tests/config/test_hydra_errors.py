@@ -99,6 +99,7 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
         (["@=1"], "the command line cannot be read (Config group override must be a string or a"),
         (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
+        (["+reducer=mean"], "reducer appears more than once in the defaults list: write reducer="),
         (["seed=${oc.env:NO_SUCH_NAME}"], "Environment variable 'NO_SUCH_NAME' not found"),
     ],
 )
