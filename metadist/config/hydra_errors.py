@@ -130,6 +130,11 @@ def _advice(text: str) -> str | None:
         return (
             f"{match[1]} is a key of the configuration: write {match[1]}=VALUE, without the plus."
         )
+    if match := re.search(r"Environment variable '(.+)' not found\" full_key: (\S+)", text):
+        return (
+            f"Environment variable '{match[1]}' not found, which {match[2]} reads: set it, or give "
+            f"a default, as in ${{oc.env:{match[1]},DEFAULT}}."
+        )
     if match := re.match(r"Error merging override (\S+?)=(.*)", text):
         return f"{match[1]}={match[2]} does not fit: give a value of the type that {match[1]} has."
     if match := re.match(r"Ambiguous value for argument '(\S+?)=(.*?)' 1\. ", text):

@@ -100,7 +100,11 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["@=1"], "the command line cannot be read (Config group override must be a string or a"),
         (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
         (["+reducer=mean"], "reducer appears more than once in the defaults list: write reducer="),
-        (["seed=${oc.env:NO_SUCH_NAME}"], "Environment variable 'NO_SUCH_NAME' not found"),
+        (
+            ["seed=${oc.env:NO_SUCH_NAME}"],
+            "Environment variable 'NO_SUCH_NAME' not found, which seed reads: set it, or give a "
+            "default, as in ${oc.env:NO_SUCH_NAME,DEFAULT}.",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(overrides, sentence):
