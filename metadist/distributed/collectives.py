@@ -174,19 +174,20 @@ def all_reduce(
         tree: a tensor, a NumPy array, a number, or tuples, lists, dicts and named tuples of them,
             with the same structure, shapes and types on every rank. It is not changed.
         op: the reduction. "mean" gives every rank the same weight.
-        check: whether to compare the ranks' structures first, in a collective of its own.
+        check: whether to compare the ranks' calls first, in a collective of its own.
 
     Returns:
         The same structure with the reduced leaves, equal on every rank.
 
     Raises:
-        UserError: there is no such reduction, or the ranks' structures, shapes or types differ.
+        UserError: there is no such reduction, or the ranks' collectives, reductions, structures,
+            shapes or types differ.
         WorkerLostError: another rank has died or left.
     """
     if op not in ("sum", "mean", "max", "min"):
         raise UserError(f'op must be "sum", "mean", "max" or "min", got {op!r}.')
     if check:
-        _require_equal_structures(tree)
+        _require_equal_calls("all_reduce", op, tree)
     size = dist.get_world_size()
 
     def combine(vector: Tensor) -> Tensor:
@@ -218,10 +219,10 @@ def broadcast(tree: T, source: int = 0) -> T:
     the same structure, shapes and types.
 
     Raises:
-        UserError: the ranks' structures, shapes or types differ.
+        UserError: the ranks' collectives, sources, structures, shapes or types differ.
         WorkerLostError: another rank has died or left.
     """
-    _require_equal_structures(tree)
+    _require_equal_calls("broadcast", source, tree)
 
     def from_source(vector: Tensor) -> Tensor:
         copy = vector.detach().clone()
@@ -239,10 +240,10 @@ def all_gather(tree: T) -> list[T]:
     is detached.
 
     Raises:
-        UserError: the ranks' structures, other dimensions or types differ.
+        UserError: the ranks' collectives, structures, other dimensions or types differ.
         WorkerLostError: another rank has died or left.
     """
-    _require_equal_structures(tree, any_length=True)
+    _require_equal_calls("all_gather", None, tree, any_length=True)
     size = dist.get_world_size()
     leaves, structure = optree.tree_flatten(cast(Any, tree))
     gathered: list[list[Any]] = [[] for _ in range(size)]
@@ -278,19 +279,21 @@ def barrier() -> None:
         dist.barrier()
 
 
-def _require_equal_structures(tree: Any, any_length: bool = False) -> None:
-    """Require that the ranks' values have the same structure, shapes and types.
+def _require_equal_calls(name: str, option: Any, tree: Any, any_length: bool = False) -> None:
+    """Require that the ranks call the same collective with the same structure, shapes and types.
 
-    Vectors of other types would be added as bytes.
+    Vectors of other types would be added as bytes, and different collectives wait for each other.
 
     Args:
+        name: the collective.
+        option: its reduction or source.
         tree: this rank's values.
         any_length: whether the first dimensions may differ.
     """
     leaves, structure = optree.tree_flatten(tree)
     tensors = [_as_tensor(leaf) for leaf in leaves]
     kinds = [(str(t.dtype), tuple(t.shape[any_length:]), t.dim()) for t in tensors]
-    digest = hashlib.sha256(repr((str(structure), kinds)).encode()).digest()
+    digest = hashlib.sha256(repr((name, option, str(structure), kinds)).encode()).digest()
     numbers = [int.from_bytes(digest[i : i + 2], "big") for i in range(0, 8, 2)]
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
     sums = torch.tensor([*numbers, *(n * n for n in numbers)], device=device, dtype=torch.float64)
@@ -299,8 +302,9 @@ def _require_equal_structures(tree: Any, any_length: bool = False) -> None:
     totals, squares = sums.view(2, -1)
     if not torch.equal(squares * dist.get_world_size(), totals.square()):
         raise UserError(
-            "the ranks gave a collective values of different structures, shapes or types: give "
-            "the same on every rank; the numbers 0 and 0.0 have different types."
+            "the ranks called different collectives, or one with another op or source, or with "
+            "values of different structures, shapes or types: do the same on every rank; the "
+            "numbers 0 and 0.0 have different types."
         )
 
 

@@ -23,7 +23,7 @@ class Metrics(NamedTuple):
 
 
 def refused_values() -> list[str]:
-    """The errors of values that are not the same on both ranks, and a sum after them."""
+    """The errors of calls that are not the same on both ranks, and a sum after them."""
     rank, messages = todist.get_rank(), []
     calls = (
         lambda: collectives.all_reduce({"loss": rank / 2 if rank else 0}),
@@ -31,6 +31,9 @@ def refused_values() -> list[str]:
         lambda: collectives.all_gather([0, 0.5][rank]),
         lambda: collectives.all_gather(torch.zeros(2, 1 + rank)),
         lambda: collectives.all_reduce(torch.zeros(2, 3) if rank else torch.zeros(3, 2), "max"),
+        lambda: collectives.all_reduce(1, "max" if rank else "sum"),
+        lambda: collectives.broadcast(1, source=rank),
+        lambda: collectives.broadcast(1) if rank else collectives.all_reduce(1),
     )
     for call in calls:
         with pytest.raises(todist.UserError, match="different structures, shapes or types") as info:
@@ -41,9 +44,9 @@ def refused_values() -> list[str]:
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_values_of_different_types_are_refused_on_all_ranks(shared_memory):
+def test_calls_that_differ_are_refused_on_all_ranks(shared_memory):
     first, second = run_world(in_a_group, 2, refused_values, shared_memory)
-    assert first == second and len(first) == 5
+    assert first == second and len(first) == 8
 
 
 def tensor_of(rank: int, *shape: int) -> torch.Tensor:
