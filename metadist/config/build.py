@@ -212,8 +212,17 @@ def build_learner(
             f"the model {type(built).__name__} has lazy layers, whose sizes are not known before "
             "the first input: give them their sizes; the model gets input_shape and outputs."
         )
+    _copy_parameters_with_gaps(learner)
     _copy_expanded_buffers(learner)
     return learner
+
+
+def _copy_parameters_with_gaps(learner: Learner) -> None:
+    """Give each parameter memory without gaps and overlaps, as fused optimizers read it on CPUs."""
+    for parameter in learner.parameters():
+        own = torch.empty_like(parameter, requires_grad=False)  # has the same strides if it can
+        if own.stride() != parameter.stride():
+            parameter.data = own.copy_(parameter.detach())
 
 
 def _copy_expanded_buffers(learner: Learner) -> None:

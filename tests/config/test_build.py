@@ -18,7 +18,7 @@ from metadist.algorithms import Learner
 from metadist.config.hydra_errors import describe_error, raised_by_hydra
 from metadist.distributed import Shard
 from metadist.errors import UserError
-from metadist.loggers import Run
+from metadist.loggers import LoggerCollection, Run
 from metadist.models import MLP
 from metadist.tasks import Episode, Examples, key_generator, task_keys
 from metadist.training import Experiment, MetaBatch, Trainer
@@ -385,6 +385,28 @@ def test_expanded_buffers_are_updated_in_place(tmp_path):
     model = x.learner.model
     assert model.positions.tolist() == [[0, 1, 2]] * 2
     assert model.calls.tolist() == [8] * 4 and "calls" not in model.state_dict()
+
+
+class WithViews(MLP):
+    """A model with parameters that are views, with gaps, with shared elements, or transposed."""
+
+    def __init__(self, input_shape, outputs: int, **options) -> None:
+        super().__init__(input_shape, outputs, hidden=[4])
+        self.head.weight = nn.Parameter(torch.randn(outputs, 8)[:, ::2])
+        self.head.bias = nn.Parameter(torch.zeros(1).expand(outputs))
+        self.layers[0].weight = nn.Parameter(torch.randn(*self.layers[0].weight.shape[::-1]).T)
+
+
+def test_parameters_that_are_views_train_with_a_fused_optimizer(tmp_path):
+    trained = []
+    for fused in ("true", "false"):
+        model = f"model._target_={__name__}.WithViews"
+        x = build(tmp_path / fused, "strategy=local", model, f"optimizer.fused={fused}")
+        assert x.learner.model.layers[0].weight.stride() == (1, 4)  # it has no gaps
+        x.logger = LoggerCollection([])
+        Trainer(x).train_step(1)
+        trained.append(list(x.learner.parameters()))
+    torch.testing.assert_close(*trained)
 
 
 class WithScalar(MLP):

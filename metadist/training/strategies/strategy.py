@@ -83,8 +83,9 @@ class Strategy(ABC):
     ) -> tuple[Any, bool]:
         """Compute the reduced result, and put the gradient of its `loss` into `.grad`.
 
-        The drivers call it. `.grad` is replaced, not accumulated. For a parameter on which no
-        task's loss depends, it is None, or zero with distributed autograd and the engine "ddp".
+        The drivers call it. `.grad` is replaced, not accumulated. It has the strides of its
+        parameter, which fused optimizers require on CPUs. For a parameter on which no task's loss
+        depends, it is None, or zero with distributed autograd and the engine "ddp".
 
         Args:
             mapper: the function that the workers run.
