@@ -165,7 +165,10 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     path = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
-        return f"{path} is missing: give it a value, as in +{path}=VALUE."
+        return (
+            f"{path} is missing: leave out ~{path}, if you wrote it, or give a value, as in "
+            f"+{path}=VALUE."
+        )
     if first["type"] == "extra_forbidden":
         return f"{path} is not an option of sweep: its options are on_failure."
     reason = f"{first['msg'][0].lower()}{first['msg'][1:]}."

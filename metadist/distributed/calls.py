@@ -87,7 +87,7 @@ def remote_async_call(
         UserError: the partitioner names a worker that does not exist, `gradient` is unknown,
             `gradient="worker"` is used inside an autograd context, `fanout` is below 1, or
             `timeout` is negative or NaN. These errors are raised at once, before anything is sent.
-        TypeError: `args` is no tuple or list, `timeout` is not a number, `partitioner` or
+        TypeError: `args` is no tuple or list, `timeout` is not a number, `func`, `partitioner` or
             `reducer` is no function, `func` or its arguments cannot be pickled, or the partitioner
             returns something other than triples. Raised at once.
         RuntimeError: RPC is not initialized. Raised at once.
@@ -153,7 +153,9 @@ def _check_options(args: object, timeout: object, gradient: str, fanout: int) ->
         )
 
 
-def _check_functions(partitioner: object, reducer: object) -> None:
+def _check_functions(func: object, partitioner: object, reducer: object) -> None:
+    if not callable(func):
+        raise TypeError(f"func must be a function, which the workers run, got {func!r}.")
     if not (partitioner is None or callable(partitioner) or isinstance(partitioner, _WORKER)):
         raise TypeError(
             f"partitioner must be a function, or the rank or name of a worker, got {partitioner!r}."
@@ -181,7 +183,7 @@ class _Call:
     ) -> None:
         self.transport = current_transport()
         _check_options(args, timeout, gradient, fanout)
-        _check_functions(partitioner, reducer)
+        _check_functions(func, partitioner, reducer)
         args, kwargs = with_plain_lists((() if args is None else tuple(args), kwargs or {}))
         if not self.transport.carries_devices:
             args, kwargs = to_cpu((args, kwargs))

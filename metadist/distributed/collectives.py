@@ -219,9 +219,12 @@ def broadcast(tree: T, source: int = 0) -> T:
     the same structure, shapes and types.
 
     Raises:
-        UserError: the ranks' collectives, sources, structures, shapes or types differ.
+        UserError: there is no such rank, or the ranks' collectives, sources, structures, shapes or
+            types differ.
         WorkerLostError: another rank has died or left.
     """
+    if not 0 <= source < (size := dist.get_world_size()):
+        raise UserError(f"there is no rank {source}: with {size} ranks choose 0 to {size - 1}.")
     _require_equal_calls("broadcast", source, tree)
 
     def from_source(vector: Tensor) -> Tensor:

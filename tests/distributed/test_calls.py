@@ -681,18 +681,24 @@ def test_a_worker_that_answers_pings_is_waited_for(call):
 @todist.auto_init_rpc()
 def call_with_wrong_functions() -> list[str]:
     messages = []
-    for options in ({"reducer": "mean"}, {"partitioner": 1.5}, {"partitioner": lambda x: None}):
+    for func, options in (
+        (print, {"reducer": "mean"}),
+        (print, {"partitioner": 1.5}),
+        (print, {"partitioner": lambda x: None}),
+        ("print", {}),
+    ):
         with pytest.raises(TypeError) as caught:
-            todist.remote_sync_call(print, args=(torch.ones(1),), **options)
+            todist.remote_sync_call(func, args=(torch.ones(1),), **options)
         messages.append(str(caught.value))
     return messages
 
 
-def test_wrong_partitioners_and_reducers_are_refused_before_the_call():
-    reducer, partitioner, shards = run_world(call_with_wrong_functions, 1)[0]
+def test_wrong_functions_are_refused_before_the_call():
+    reducer, partitioner, shards, func = run_world(call_with_wrong_functions, 1)[0]
     assert reducer.startswith("reducer must be a function of the list of results")
     assert partitioner.startswith("partitioner must be a function, or the rank or name of a worker")
     assert shards.endswith("it returned None.")
+    assert func.startswith("func must be a function, which the workers run, got 'print'")
 
 
 def test_a_module_is_sent_without_gpu_tensors():

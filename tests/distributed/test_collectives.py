@@ -39,6 +39,8 @@ def refused_values() -> list[str]:
         with pytest.raises(todist.UserError, match="different structures, shapes or types") as info:
             call()
         messages.append(str(info.value))
+    with pytest.raises(todist.UserError, match="no rank 2: with 2 ranks choose 0 to 1"):
+        collectives.broadcast(1, source=2)
     assert collectives.all_reduce(1) == 2
     return messages
 
