@@ -77,18 +77,15 @@ def find_classes(root: Path, dataset: str) -> list[ImageClass]:
         dataset: the dataset's name in error messages.
 
     Raises:
-        UserError: the directory does not exist, it or a file cannot be read, or a list is damaged.
+        UserError: the directory does not exist, it or a file cannot be read, a list is damaged, or
+            two class folders are one, by a link.
     """
     with root_errors(root, dataset):
         if not root.exists():
             raise UserError(f"dataset.root={root} does not exist: give the directory of {dataset}.")
         folders = _of_splits(root, "", Path.is_dir)
         if "train" in folders and len(folders) > 1:
-            return [
-                ImageClass(split, folder.name, images_below(folder))
-                for split, parent in folders.items()
-                for folder in subfolders(parent)
-            ]
+            return _classes((s, folder) for s, p in folders.items() for folder in subfolders(p))
         only_splits = len(folders) == len(subfolders(root))
         if folders and only_splits and all(map(subfolders, folders.values())):
             missing = [split for split in SPLIT_NAMES if split not in folders]
@@ -103,8 +100,27 @@ def find_classes(root: Path, dataset: str) -> list[ImageClass]:
 
 
 def class_folders(root: Path) -> list[ImageClass]:
-    """A class for each folder in a directory, without splits."""
-    return [ImageClass("", folder.name, images_below(folder)) for folder in subfolders(root)]
+    """A class for each folder in a directory, without splits.
+
+    Raises:
+        UserError: a folder cannot be read, or two of them are one, by a link.
+    """
+    return _classes(("", folder) for folder in subfolders(root))
+
+
+def _classes(folders: Iterable[tuple[str, Path]]) -> list[ImageClass]:
+    """The classes in some splits and folders."""
+    first_names: dict[Path, Path] = {}
+    classes = []
+    for split, folder in folders:
+        other = first_names.setdefault(folder.resolve(), folder)
+        if other != folder:
+            raise UserError(
+                f"{other} and {folder} are one folder, by a link, and would be two classes with "
+                "the same images: remove the link."
+            )
+        classes.append(ImageClass(split, folder.name, images_below(folder)))
+    return classes
 
 
 def _of_splits(root: Path, suffix: str, exists: Callable[[Path], bool]) -> dict[str, Path]:
@@ -139,13 +155,13 @@ def images_below(folder: Path) -> list[Path]:
         raise UserError(unreadable(error.filename or folder, error)) from error
 
     images: list[Path] = []
-    visited = set()
+    visited = set(folder.resolve().parents)
     for path, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        status = Path(path).stat()
-        if (status.st_dev, status.st_ino) in visited:  # a link to a folder above
+        resolved = Path(path).resolve()
+        if resolved in visited:  # a link to a folder above
             folders.clear()
             continue
-        visited.add((status.st_dev, status.st_ino))
+        visited.add(resolved)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         images += [
             Path(path, name)

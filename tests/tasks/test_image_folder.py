@@ -132,6 +132,7 @@ def test_linked_folders_are_followed_once(tmp_path):
     write(tmp_path, {"class99": 5})
     (root / "class02" / "more").symlink_to(tmp_path / "class99")
     (root / "class03" / "itself").symlink_to(root / "class03")
+    (root / "class04" / "above").symlink_to(root)
     dataset = ImageFolder(str(root), size=8)
     sizes = {
         name: len(of_class(dataset, split, name))
@@ -139,6 +140,17 @@ def test_linked_folders_are_followed_once(tmp_path):
         for name in dataset.classes[split]
     }
     assert sizes == {"class00": 4, "class01": 4, "class02": 9, "class03": 4, "class04": 4}
+
+
+@pytest.mark.parametrize("splits", [("", ""), ("train", "test")])
+def test_a_folder_that_is_two_classes_by_a_link_is_refused(tmp_path, splits):
+    first, second = (tmp_path / "data" / split for split in splits)
+    write(first, {f"class{i:02d}": 4 for i in range(5)})
+    second.mkdir(exist_ok=True)
+    (second / "linked").symlink_to(first / "class02")
+    message = r"class02 and \S+linked are one folder, by a link, and would be two classes"
+    with pytest.raises(UserError, match=message):
+        ImageFolder(str(tmp_path / "data"), size=8)
 
 
 def test_decoded_once_for_each_size_and_again_when_a_file_changes(tmp_path, monkeypatch):
