@@ -65,27 +65,8 @@ def init_process_group(
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None or device == torch.device("cuda"):
         device = torch.device("cuda", info.local_rank % gpus) if gpus else torch.device("cpu")
-    if backend is None:
-        has_gpu = device.type == "cuda" and gpus >= info.local_world_size
-        backends = "cpu:gloo,cuda:nccl" if has_gpu and dist.is_nccl_available() else "gloo"
-    else:
-        backends = backend
     store = rendezvous("process_group", rendezvous_timeout)
-    node_device = f"{info.rank - info.local_rank}:{device}"  # the node by its first rank
-    message = [backends, node_name(), node_device]
-    messages = all_gather_object(store, "backend", message, rendezvous_timeout)
-    nodes = [node for _, node, _ in messages]
-    ranks_by_backend: dict[str, list[int]] = {}
-    for rank, (name, *_) in enumerate(messages):
-        ranks_by_backend.setdefault(name, []).append(rank)
-    if len(ranks_by_backend) > 1:
-        raise UserError(
-            "the ranks chose different backends of torch.distributed ("
-            + ", ".join(f"{name} on ranks {ranks}" for name, ranks in ranks_by_backend.items())
-            + "): check the GPU driver of the nodes without NCCL, or start fewer ranks per node."
-        )
-    if backend is None and len({each for *_, each in messages}) < info.world_size:
-        backends = "gloo"  # NCCL refuses ranks that share a GPU
+    backends, nodes = _agree_on_backend(store, backend, device, rendezvous_timeout)
     uses_nccl = "nccl" in backends
     if uses_nccl:
         if device.type != "cuda":
@@ -108,6 +89,36 @@ def init_process_group(
         _hierarchy = Hierarchy(levels, timeout) if levels else None
     if shared_memory and info.world_size > 1 and len(set(nodes)) == 1:
         _shared_memory = open_shared_memory(store, timeout, rendezvous_timeout)
+
+
+def _agree_on_backend(
+    store: dist.Store, backend: str | None, device: torch.device, timeout: float
+) -> tuple[str, list[str]]:
+    """The backend of all ranks, and the name of each rank's node.
+
+    Raises:
+        UserError: the ranks chose different backends.
+    """
+    info = get_world_info()
+    backends = "gloo" if backend is None else backend
+    has_gpu = device.type == "cuda" and torch.cuda.device_count() >= info.local_world_size
+    if backend is None and has_gpu and dist.is_nccl_available():
+        backends = "cpu:gloo,cuda:nccl"
+    node_device = f"{info.rank - info.local_rank}:{device}"  # the node by its first rank
+    message = [backends, node_name(), node_device]
+    messages = all_gather_object(store, "backend", message, timeout)
+    ranks_by_backend: dict[str, list[int]] = {}
+    for rank, (name, *_) in enumerate(messages):
+        ranks_by_backend.setdefault(name, []).append(rank)
+    if len(ranks_by_backend) > 1:
+        raise UserError(
+            "the ranks chose different backends of torch.distributed ("
+            + ", ".join(f"{name} on ranks {ranks}" for name, ranks in ranks_by_backend.items())
+            + "): check the GPU driver of the nodes without NCCL, or start fewer ranks per node."
+        )
+    if backend is None and len({each for *_, each in messages}) < info.world_size:
+        backends = "gloo"  # NCCL refuses ranks that share a GPU
+    return backends, [node for _, node, _ in messages]
 
 
 def destroy_process_group(graceful: bool = True) -> None:
