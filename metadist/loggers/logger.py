@@ -205,13 +205,19 @@ def grouped_test_metrics(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 class LoggerCollection(Logger):
-    """Several loggers that are called in order."""
+    """Several loggers that are called in order.
+
+    Before `start` and after `close` only messages are passed on, so that the methods of a trainer
+    can also be called without a run.
+    """
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = tuple(loggers)
+        self._started: tuple[Logger, ...] = ()
 
     def start(self, run: Run) -> None:
         """Starts each logger. If one raises, `close` still closes all of them."""
+        self._started = self._loggers
         for logger in self._loggers:
             logger.start(run)
 
@@ -234,19 +240,19 @@ class LoggerCollection(Logger):
                     f"the metric {name} is no number ({found}): log_metrics takes numbers, such as "
                     "value.mean().item(), under a name for each."
                 )
-        for logger in self._loggers:
+        for logger in self._started:
             logger.log_metrics(metrics)
 
     @property
     def shows_panels(self) -> bool:
         """Whether any logger shows panels."""
-        return any(logger.shows_panels for logger in self._loggers)
+        return any(logger.shows_panels for logger in self._started)
 
     def log_panels(
         self, iteration: int, values: Mapping[str, Sequence[float]], images: Sequence[Path]
     ) -> None:
         """Passes the panels to each logger."""
-        for logger in self._loggers:
+        for logger in self._started:
             logger.log_panels(iteration, values, images)
 
     def log_message(self, text: str) -> bool:
@@ -257,16 +263,17 @@ class LoggerCollection(Logger):
 
     def flush(self) -> None:
         """Flushes each logger."""
-        for logger in self._loggers:
+        for logger in self._started:
             logger.flush()
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
         """Passes the results to each logger."""
-        for logger in self._loggers:
+        for logger in self._started:
             logger.finish(results, plots)
 
     def close(self) -> None:
         """Closes each logger, even if another one raises."""
+        self._started = ()
         for logger in self._loggers:
             with contextlib.suppress(Exception):
                 logger.close()

@@ -101,6 +101,9 @@ class StepOutput(NamedTuple):
 class Trainer:
     """Trains, validates and tests the learner of an experiment. Every rank makes one.
 
+    `run` opens the strategy and logs. With `strategy=local` the other methods can also be called
+    alone; built-in loggers then write no metrics.
+
     Args:
         experiment: the experiment, built and restored; training continues from its `state`.
     """

@@ -113,8 +113,8 @@ def test_loggers_are_called_in_order_and_all_closed():
     loggers.log_panels(1, {}, [])
     loggers.flush()
     loggers.finish({}, [])
-    loggers.close()
     assert loggers.shows_panels and not LoggerCollection([Logger()]).shows_panels
+    loggers.close()
     methods = ("start", "log_metrics", "log_panels", "flush", "finish", "close")
     assert calls == [f"{method} {name}" for method in methods for name in "ab"]
 

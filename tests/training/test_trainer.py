@@ -171,6 +171,20 @@ def test_stopped_and_resumed_ends_as_if_it_had_not_been(tmp_path, whole, strateg
     assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
+def test_a_trainer_steps_validates_and_saves_without_a_run(tmp_path, whole):
+    trainer = Trainer(build(tmp_path, "strategy=local", "logger=[console,tensorboard]"))
+    losses = [trainer.train_step(iteration).loss for iteration in (1, 2)]
+    trainer.validate()
+    trainer.save_checkpoint()
+    assert not (tmp_path / "metrics.jsonl").exists()
+    trainer.run()
+    training = [line for line in records(whole) if "train_loss" in line]
+    assert losses == [line["train_loss"] for line in training[:2]]
+    written = [line for line in records(tmp_path) if "train_loss" in line]
+    assert without_times(written) == without_times(training[2:])
+    trainer.validate()  # the loggers are closed
+
+
 def test_resume_auto_without_a_checkpoint_starts_anew(tmp_path, whole):
     train(str(tmp_path), "strategy=local", "resume=auto")
     assert without_times(records(tmp_path)) == without_times(records(whole))
