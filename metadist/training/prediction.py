@@ -14,6 +14,7 @@ from metadist.tasks import Episode, Examples, random_state
 from metadist.training.precision import tensor_float32
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def predict_unlabeled(
     learner: Learner,
@@ -47,6 +48,8 @@ def predict_unlabeled(
     Raises:
         UserError: the learner returned no predictions.
     """
+    # A learner cannot differentiate tensors that the caller made in inference mode.
+    support, inputs = Examples(*(tensor.clone() for tensor in support)), inputs.clone()
     # Shares the parameters and copies the modules, so that norms can be replaced.
     clone = module_clone(learner, by="reference", detach_buffers=True).eval()
     clone.evaluate_each_step = False

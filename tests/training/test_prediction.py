@@ -177,6 +177,15 @@ def test_a_regression(tasks):
     torch.testing.assert_close(one_by_one(learner, episode, "support"), together)
 
 
+def test_inference_mode_changes_nothing(tasks):
+    episode, learner = sample(tasks, 0), MAML(model_for(tasks))
+    expected = predict_unlabeled(learner, episode.support, episode.query.inputs)
+    with torch.inference_mode():
+        support = Examples(*(tensor.clone() for tensor in episode.support))
+        found = predict_unlabeled(learner, support, episode.query.inputs.clone())
+    assert torch.equal(found, expected)
+
+
 def test_random_numbers_are_the_same_in_each_call_and_none_of_the_callers(tasks):
     class Draws(Plain):
         def forward(self, episode):
