@@ -15,6 +15,7 @@ from metadist.config import image_preprocessing, load_learner
 from metadist.errors import UserError, first_line
 from metadist.tasks import Examples, ImagePreprocessing
 from metadist.training import predict_unlabeled, resolve_device
+from metadist.training.prediction import check_batch_statistics
 from metadist.training.pretrained import find_weights
 
 _BATCH = 256
@@ -56,11 +57,7 @@ class FewShotClassifier:
         preprocess: Callable[[Any], Tensor] | None = None,
         batch_statistics: Literal["support", "transductive"] = "support",
     ) -> None:
-        if batch_statistics not in ("support", "transductive"):
-            raise UserError(
-                f'batch_statistics={batch_statistics!r} is unknown: choose "support" or '
-                '"transductive".'
-            )
+        check_batch_statistics(batch_statistics)
         self.learner = learner
         self.outputs = outputs
         self.preprocess = preprocess

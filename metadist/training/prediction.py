@@ -46,8 +46,9 @@ def predict_unlabeled(
         Logits or values, shape (queries, outputs), detached.
 
     Raises:
-        UserError: the learner returned no predictions.
+        UserError: `batch_statistics` has another value, or the learner returned no predictions.
     """
+    check_batch_statistics(batch_statistics)
     # A learner cannot differentiate tensors that the caller made in inference mode.
     support, inputs = Examples(*(tensor.clone() for tensor in support)), inputs.clone()
     # Shares the parameters and copies the modules, so that norms can be replaced.
@@ -71,6 +72,21 @@ def predict_unlabeled(
             "TaskResult(loss, metrics, predictions)."
         )
     return predictions[first:].detach()
+
+
+def check_batch_statistics(value: str) -> None:
+    """Check the name of the statistics that batch norm uses; see `predict_unlabeled`.
+
+    Args:
+        value: the name.
+
+    Raises:
+        UserError: it is unknown.
+    """
+    if value not in ("support", "transductive"):
+        raise UserError(
+            f'batch_statistics={value!r} is unknown: choose "support" or "transductive".'
+        )
 
 
 def _use_statistics_of_first(module: nn.Module, count: int) -> None:

@@ -206,6 +206,12 @@ def test_random_numbers_are_the_same_in_each_call_and_none_of_the_callers(tasks)
     assert expected[0] == expected[1]
 
 
+def test_unknown_batch_statistics_are_no_transductive_ones(tasks):
+    episode, learner = sample(tasks, 0), MAML(model_for(tasks))
+    with pytest.raises(UserError, match=r"batch_statistics='query' is unknown: choose \"support\""):
+        predict_unlabeled(learner, episode.support, episode.query.inputs, "query")
+
+
 def test_a_learner_without_predictions_is_refused(tasks):
     class Silent(Plain):
         def forward(self, episode):
