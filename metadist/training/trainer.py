@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
 from torch.profiler import profile
 
@@ -306,6 +307,7 @@ class Trainer:
         if saving or self._is_finished():
             self.save_checkpoint()
 
+    @torch.enable_grad()
     def train_step(self, iteration: int) -> StepOutput:
         """Take one outer step: gradient of a meta-batch, clipping, optimizer, learning rate.
 

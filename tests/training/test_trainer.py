@@ -185,6 +185,13 @@ def test_a_trainer_steps_validates_and_saves_without_a_run(tmp_path, whole):
     trainer.validate()  # the loggers are closed
 
 
+@pytest.mark.parametrize("strategy", ["local", "rpc"])
+def test_a_caller_without_gradients_trains_all_the_same(tmp_path, whole, strategy):
+    with torch.no_grad():
+        train(str(tmp_path), f"strategy={strategy}")
+    assert without_times(records(tmp_path)) == without_times(records(whole))
+
+
 def test_resume_auto_without_a_checkpoint_starts_anew(tmp_path, whole):
     train(str(tmp_path), "strategy=local", "resume=auto")
     assert without_times(records(tmp_path)) == without_times(records(whole))
