@@ -265,22 +265,26 @@ class WeightAveraging(Callback):
 
     def __init__(self, decay: Annotated[float, Ge(0), Lt(1)] = 0.999) -> None:
         self.decay = decay
+        self._learner: Learner | None = None
         self._averaged: AveragedModel | None = None
         self._loaded: Mapping[str, Any] | None = None
 
     def on_train_start(self, trainer: "Trainer") -> None:
-        """Copy the learner, or restore the average."""
-        self._averaged = AveragedModel(
-            trainer.experiment.learner,
-            multi_avg_fn=_update_averages(self.decay),
-            use_buffers=True,
-        )
+        """Copy the learner, or restore the average. If the learner has been trained before in this
+        process, the average continues.
+        """
+        learner = trainer.experiment.learner
+        if self._averaged is None or self._learner is not learner:
+            self._learner = learner
+            self._averaged = AveragedModel(
+                learner, multi_avg_fn=_update_averages(self.decay), use_buffers=True
+            )
         if self._loaded is not None:
             with torch.no_grad():
                 for name, tensor in _named_tensors(self._averaged).items():
                     tensor.copy_(self._loaded[name])
             self._loaded = None
-        self._copy_requires_grad(trainer.experiment.learner)
+        self._copy_requires_grad(learner)
 
     def on_iteration_end(self, trainer: "Trainer", output: "StepOutput") -> None:
         """Update the average."""

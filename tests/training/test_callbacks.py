@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -306,6 +307,19 @@ def test_the_average_is_validated_tested_and_saved(tmp_path, plain, test_checkpo
         for directory in (tmp_path, plain)
     ]
     assert losses[0] == losses[1]
+
+
+def test_the_average_continues_if_the_same_learner_is_trained_on(tmp_path):
+    options = ("strategy=local", "callbacks=ema", "callbacks.ema.decay=0.5")
+    whole = train(str(tmp_path / "whole"), *options)
+    x = build(tmp_path / "parts", *options)
+    for iterations in (2, 4):
+        x.trainer_config = replace(x.trainer_config, iterations=iterations)
+        results = Trainer(x).run()
+    assert results["test_loss"] == whole["test_loss"]
+    again = build(tmp_path / "again", *options)
+    again.callbacks = x.callbacks  # another learner has an average of its own
+    assert Trainer(again).run()["test_loss"] == whole["test_loss"]
 
 
 def test_running_statistics_are_averaged(tmp_path):
