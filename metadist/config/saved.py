@@ -66,6 +66,7 @@ class SavedLearner:
     checkpoint: Path
 
 
+@torch.inference_mode(False)
 def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
     """Load the trained learner of a run directory, checkpoint or weights file, without a dataset.
 

@@ -65,6 +65,7 @@ class FewShotClassifier:
         self._support: Examples | None = None
 
     @classmethod
+    @torch.inference_mode(False)
     def load(
         cls,
         path: str | Path,

@@ -236,6 +236,14 @@ def test_one_image_is_no_list_and_a_generator_is_one(prototypical):
     assert len(classifier.predict(image for _ in range(3))) == 3
 
 
+def test_loading_in_inference_mode_changes_nothing(maml):
+    images, labels = torch.rand(4, 20, 20), [0, 1, 0, 1]
+    expected = FewShotClassifier.load(maml).fit(images, labels).predict_proba(images)
+    with torch.inference_mode():
+        found = FewShotClassifier.load(maml).fit(images, labels).predict_proba(images)
+    assert np.array_equal(found, expected)
+
+
 def test_unknown_batch_statistics_are_refused(prototypical):
     with pytest.raises(
         UserError, match="batch_statistics='Support' is unknown: choose \"support\""
