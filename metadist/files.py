@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from metadist.errors import UserError
 
-REDIRECT_RUN = "choose another directory with hydra.run.dir=DIR"
+REDIRECT_RUN = "choose another directory with hydra.run.dir=DIR (of a sweep: hydra.sweep.dir=DIR)"
 REDIRECT_OUTPUT = "choose another file with --output"
 REDIRECT_REPORT = "run `metadist report` on a copy of the directory"
 """What the user can do if a file of a run, of a command with `--output` or of a report cannot be

@@ -23,6 +23,7 @@ from metadist.config.instantiate import locate_target
 from metadist.config.own_defaults import GIVEN
 from metadist.config.schema import LISTS, NOT_IN_DEFAULTS, Settings, nearest_key
 from metadist.errors import UserError, did_you_mean
+from metadist.files import REDIRECT_RUN
 
 _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 """Hydra's sweepers and launchers that the extra `sweeps` installs."""
@@ -72,11 +73,11 @@ def describe_error(error: BaseException) -> str:
         if not error.filename:
             return (
                 f"{error.strerror or text}: the output or the run's directory cannot be written; "
-                "redirect the output, or choose another directory, as in hydra.run.dir=DIR."
+                f"redirect the output, or {REDIRECT_RUN}."
             )
         return (
-            f"{error.strerror or text} ({error.filename}): choose another directory, as in "
-            "hydra.run.dir=DIR, or make this one writable."
+            f"{error.strerror or text} ({error.filename}): {REDIRECT_RUN}, or make this one "
+            "writable."
         )
     if mark := getattr(error, "problem_mark", None):  # of YAML
         place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"

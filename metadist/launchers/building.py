@@ -14,7 +14,7 @@ from metadist.distributed import get_rank
 from metadist.distributed.job import Job
 from metadist.distributed.rendezvous import all_gather_object
 from metadist.errors import UserError
-from metadist.files import locked_directory
+from metadist.files import REDIRECT_RUN, locked_directory
 from metadist.kernels import disable_native, native_available
 from metadist.launchers.error_reporting import RemoteRankFailed, is_user_error, record_error_in
 from metadist.launchers.run_spec import RunSpec, save_configuration
@@ -96,8 +96,7 @@ def _lock_directory(directory: Path, locks: ExitStack) -> None:
         locks.enter_context(locked_directory(directory))
     except BlockingIOError:
         raise UserError(
-            f"another run is writing to {directory}: wait until it has ended, or choose another "
-            "directory with hydra.run.dir=DIR."
+            f"another run is writing to {directory}: wait until it has ended, or {REDIRECT_RUN}."
         ) from None
     except OSError:  # `restore` says why the directory cannot be written
         pass

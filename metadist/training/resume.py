@@ -11,6 +11,7 @@ from typing import Any
 
 from metadist.distributed import get_rank
 from metadist.errors import UserError, state_dict_reason
+from metadist.files import REDIRECT_RUN
 from metadist.reports import config_fingerprint
 from metadist.training.checkpoints import (
     Checkpoints,
@@ -275,8 +276,7 @@ def _make_writable(directory: Path) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"the run's directory {directory} cannot be written ({error.strerror}): choose another "
-            "one, as in hydra.run.dir=DIR."
+            f"the run's directory {directory} cannot be written ({error.strerror}): {REDIRECT_RUN}."
         ) from None
 
 

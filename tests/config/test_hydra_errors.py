@@ -156,7 +156,8 @@ def test_a_wrong_file_of_options_is_one_sentence(tmp_path, path, override, text,
 
 def test_an_error_of_the_operating_system_names_the_file_and_the_remedy():
     described = describe_error(PermissionError(13, "Permission denied", "/a/b"))
-    assert described.startswith("Permission denied (/a/b): choose another directory, as in hydra.")
+    assert described.startswith("Permission denied (/a/b): choose another directory with hydra.run")
+    assert "of a sweep: hydra.sweep.dir=DIR" in described
     assert describe_error(OSError("odd")).startswith("odd: the output or the run's directory")
 
 
