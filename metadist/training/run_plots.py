@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metadist import plots
 from metadist.algorithms import Learner
-from metadist.files import wrap_write_errors
+from metadist.files import REDIRECT_REPLAY, wrap_write_errors
 from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.reports import LEARNING_CURVES_FILE, TEST_TASKS_FILE, VALIDATION_TASKS_FILE
 from metadist.tasks import (
@@ -88,7 +88,7 @@ def plot_task(path: Path, experiment: Experiment, key: Tensor) -> Path | None:
     """
     if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(key).support.targets):
         return None
-    with wrap_write_errors(path):
+    with wrap_write_errors(path, REDIRECT_REPLAY):
         path.parent.mkdir(parents=True, exist_ok=True)
     return _plot_tasks(
         experiment, experiment.learner, [key], path, f"task {','.join(map(str, key.tolist()))}"

@@ -105,6 +105,10 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
             replay(load_experiment(tmp_path / "run"), parse_key(key))
     with pytest.raises(UserError, match="not a run directory"):
         load_experiment(tmp_path)
+    shutil.rmtree(tmp_path / "run/replays")
+    (tmp_path / "run/replays").touch()
+    with pytest.raises(UserError, match=r"replay a task of a copy of the directory\.$"):
+        replay(load_experiment(tmp_path / "run"), parse_key("0,train,1,0"))
 
 
 def test_evaluated_tasks_and_initial_weights_are_the_runs(tmp_path):
