@@ -33,7 +33,12 @@ _MAX_NAME = 200  # characters of a file's name
 
 
 def _checkpoint_name(run: Path, checkpoint: Path) -> str:
-    """The name of one of the run's own checkpoints, else its path, relative to the run if in it."""
+    """The name of pretrained weights or of one of the run's own checkpoints, else the path,
+    relative to the run if in it.
+    """
+    if not checkpoint.exists():
+        return str(checkpoint)
+    checkpoint = checkpoint.resolve()
     if checkpoint.parent == run / CHECKPOINT_DIRECTORY and checkpoint.suffix == ".pt":
         return checkpoint.stem
     return str(checkpoint.relative_to(run) if checkpoint.is_relative_to(run) else checkpoint)
@@ -41,7 +46,7 @@ def _checkpoint_name(run: Path, checkpoint: Path) -> str:
 
 def _default_output(run: Path, overrides: tuple[str, ...], checkpoints: Sequence[Path]) -> Path:
     """The path of a file in the run's directory, named after the checkpoints and the overrides."""
-    names = [_checkpoint_name(run, checkpoint.resolve()) for checkpoint in checkpoints]
+    names = [_checkpoint_name(run, checkpoint) for checkpoint in checkpoints]
     parts = ",".join([*names, *overrides])
     name = re.sub(r"[^\w.,=+-]+", "_", parts, flags=re.ASCII) or "own_protocol"
     if len(name) > _MAX_NAME or (parts and name != parts):

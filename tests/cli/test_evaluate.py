@@ -14,6 +14,7 @@ from metadist.cli.command import exit_status
 from metadist.cli.evaluate import main, summary
 from metadist.inference import evaluate_run
 from metadist.reports import read_test_predictions
+from metadist.training import export_weights
 from metadist.training.checkpoints import Checkpoints
 
 
@@ -108,6 +109,15 @@ def test_another_checkpoint_and_the_default_file(maml, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["metadist evaluate", str(maml)])
     assert exit_status(main) == 0 and "the protocol is that of its run" in capsys.readouterr().out
     assert (maml / "evaluations" / "own_protocol.json").exists()
+
+
+def test_the_file_of_a_test_of_pretrained_weights_has_their_name(maml, tmp_path, monkeypatch):
+    export_weights(maml, tmp_path / "mine.safetensors")
+    monkeypatch.setenv("METADIST_PRETRAINED", str(tmp_path))
+    arguments = [str(maml), "trainer.eval_tasks=2", "--checkpoint", "mine"]
+    monkeypatch.setattr(sys, "argv", ["metadist evaluate", *arguments])
+    assert exit_status(main) == 0
+    assert (maml / "evaluations" / "mine,trainer.eval_tasks=2.json").exists()
 
 
 @pytest.mark.parametrize(
