@@ -1,8 +1,9 @@
 """Builds the experiment that a configuration describes."""
 
 import logging
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from metadist.distributed.partitioners import DimPartitioner
 from metadist.distributed.reducers import LinearReducer
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.distributed.world import usable_cpus
-from metadist.errors import UserError, first_line
+from metadist.errors import UserError
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.metrics import counted
@@ -287,73 +288,53 @@ def _check_callable(built: Any, path: str, node: Any) -> None:
 def _optimizer(
     cfg: DictConfig, learner: Learner, iterations: int, instantiate: Callable[..., Any]
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """The optimizer and the scheduler of its learning rate, after a dry-run of both."""
-    dry_run = _check_optimizer(cfg.optimizer, learner, instantiate)
-    _check_scheduler(cfg.scheduler, dry_run, iterations, instantiate)
-    optimizer = _make_optimizer(cfg.optimizer, dict(learner.named_parameters()), instantiate)
-    return optimizer, instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
+    """The optimizer and the scheduler of its learning rate."""
+
+    def make() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        # Optimizers take `params`; a function of the user may take `named_parameters` instead.
+        named = list(learner.named_parameters())
+        params = [parameter for _, parameter in named]
+        optimizer: Any = instantiate(
+            cfg.optimizer, "optimizer", params=params, named_parameters=named
+        )
+        _check_optimizer(optimizer, cfg.optimizer)
+        return optimizer, instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
+
+    _, scheduler = make()
+    _check_scheduler(scheduler, cfg.scheduler, iterations)
+    return make()  # anew: the check has changed the learning rate
 
 
-def _make_optimizer(
-    node: DictConfig, parameters: Mapping[str, nn.Parameter], instantiate: Callable[..., Any]
-) -> Any:
-    """Optimizers take `params`; a function of the user may take `named_parameters` instead."""
-    params, named = list(parameters.values()), list(parameters.items())
-    return instantiate(node, "optimizer", params=params, named_parameters=named)
-
-
-def _check_optimizer(
-    node: DictConfig, learner: Learner, instantiate: Callable[..., Any]
-) -> torch.optim.Optimizer:
-    """Dry-run of the optimizer on dummy parameters, one for each parameter of the learner.
-
-    A dummy has as many dimensions as the parameter, with at most 2 elements in each.
-
-    Returns:
-        The optimizer of the dummies.
-    """
-    dummies = {}
-    for name, parameter in learner.named_parameters():
-        values = parameter.new_ones([min(size, 2) for size in parameter.shape])
-        dummies[name] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-        dummies[name].grad = torch.ones_like(values) if parameter.requires_grad else None
-    optimizer = _make_optimizer(node, dummies, instantiate)
+def _check_optimizer(optimizer: Any, node: DictConfig) -> None:
+    """Raise an error for an optimizer that the trainer cannot use."""
     _check_type(optimizer, torch.optim.Optimizer, "optimizer", node)
     if any("lr" not in group for group in optimizer.param_groups):
         raise UserError(
             f"{node._target_} has no learning rate (lr) in its parameter groups, which schedules "
             "change and which is logged: add lr to its defaults."
         )
-    try:
-        optimizer.step()
-    except (TypeError, RuntimeError) as error:
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UserError(
-            f"{node._target_} cannot take a step with a dense gradient and without a closure "
-            f"({first_line(error)}): choose another optimizer, such as optimizer=adam."
-        ) from error
-    return optimizer
+            f"{node._target_} cannot take a step with a dense gradient and without a closure: "
+            "choose another optimizer, such as optimizer=adam."
+        )
 
 
-def _check_scheduler(
-    node: DictConfig,
-    optimizer: torch.optim.Optimizer,
-    iterations: int,
-    instantiate: Callable[..., Any],
-) -> None:
-    """Dry-run of the scheduler on the optimizer of the dummies."""
-    scheduler = instantiate(node, "scheduler", optimizer=optimizer)
+def _check_scheduler(scheduler: Any, node: DictConfig, iterations: int) -> None:
+    """Take a step of a scheduler, unless there is nothing to train."""
     _check_type(scheduler, torch.optim.lr_scheduler.LRScheduler, "scheduler", node)
     if not iterations:
         return
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UserError(
+            "scheduler: a schedule that depends on a metric is not supported: choose one of "
+            "the iteration, such as scheduler=cosine."
+        )
     try:
-        optimizer.step()
-        scheduler.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a step without one of the optimizer
+            scheduler.step()
     except (TypeError, ValueError, ArithmeticError) as error:
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise UserError(
-                "scheduler: a schedule that depends on a metric is not supported: choose one of "
-                "the iteration, such as scheduler=cosine."
-            ) from None
         raise UserError(
             f"the learning-rate schedule cannot take a step ({error}): correct the values "
             "of scheduler, or choose scheduler=none."
