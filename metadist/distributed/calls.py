@@ -270,7 +270,6 @@ class _Call:
             grad_indices,
             in_context=self.record is not None,
             keep_device=self.transport.carries_devices,
-            single_worker=self.single and not self.by_worker,
         )
 
     def _same_inputs(self) -> bool:

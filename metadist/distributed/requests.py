@@ -82,7 +82,6 @@ class SubtreeRequest:
     timeout: float | None
 
     in_context: ClassVar[bool] = False
-    single_worker: ClassVar[bool] = False
 
     @property
     def keep_device(self) -> bool:

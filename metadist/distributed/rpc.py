@@ -171,7 +171,7 @@ class RpcTransport:
 
     def open(self) -> None:
         """See `Transport.open`."""
-        global _agent_store, _inline_slots, _rank
+        global _agent_store, _rank
         info, timeout = get_world_info(), self.rendezvous_timeout
         self.store = rendezvous("rpc", timeout)
         use_one_malloc_arena()
@@ -194,7 +194,6 @@ class RpcTransport:
             )
         _rank = info.rank
         _agent_store = dist.PrefixStore("agent", self.store)
-        _inline_slots = threading.Semaphore(self.options.num_worker_threads // 4)
         # torch's counters in this process differ between ranks after a restart. Under a fresh
         # prefix they are not needed.
         rpc._init_counter = 0
@@ -344,11 +343,6 @@ def _answer_ping() -> None:
     """The remote function of a ping."""
 
 
-_inline_slots = threading.Semaphore(0)
-"""Slots for requests to a single worker that run on the agent's own threads, which saves a thread
-switch. Most of the agent's threads stay free for the network."""
-
-
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch has no types for it
 def _respond(request: Request) -> Future:
     """The remote function of a call; it returns a future of the response.
@@ -359,11 +353,6 @@ def _respond(request: Request) -> Future:
     future: Future = Future()
     if request.in_context:
         future.set_result(_synchronized_response(request))
-    elif request.single_worker and _inline_slots.acquire(blocking=False):
-        try:
-            future.set_result(_synchronized_response(request))
-        finally:
-            _inline_slots.release()
     else:
         request_threads.submit(lambda: future.set_result(_synchronized_response(request)))
     return future

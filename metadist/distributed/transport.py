@@ -48,10 +48,6 @@ class Request(Protocol):
     def keep_device(self) -> bool:
         """Whether the response may have tensors on other devices than the CPU."""
 
-    @property
-    def single_worker(self) -> bool:
-        """Whether the caller named the worker, and the call has no other request."""
-
     def respond(self) -> Any:
         """The response, or a `RemoteFailure`; it never raises an exception."""
 

@@ -63,7 +63,6 @@ class WorkerRequest:
             are differentiated. None leaves gradients to the distributed autograd context, if any.
         in_context: whether results keep their graph, which a context records across the workers.
         keep_device: whether results stay on their device instead of being moved to the CPU.
-        single_worker: whether the caller named this worker; the call has no other request.
     """
 
     function: Callable[..., Any]
@@ -72,7 +71,6 @@ class WorkerRequest:
     grad_indices: list[int] | None = None
     in_context: bool = False
     keep_device: bool = False
-    single_worker: bool = False
 
     def respond(self) -> list[WorkerResponse] | RemoteFailure:
         """A response for each shard, or a single one for their weighted sum.

@@ -272,7 +272,7 @@ def call_to_and_fro(depth: int) -> int | None:
     return bounce(depth) if todist.get_rank() == 0 else None
 
 
-def test_calls_to_and_fro_go_deeper_than_agents_run_requests_on_their_own_threads():
+def test_calls_to_and_fro_go_deep():
     assert run_world(call_to_and_fro, 2, 160)[0] == 161  # 64 of them on each worker
 
 
