@@ -197,10 +197,10 @@ def launch_job(launcher: Launcher, max_concurrent: int, spec: RunSpec) -> float 
     concurrent = max_concurrent > 1 and spec.in_sweep and (_sweep is None or starts_all)
     spec = replace(spec, concurrent=concurrent)
     pop_worker_error(spec.directory)  # of an earlier attempt
-    job = pool.submit(
+    pool.submit(
         partial(launcher.run, spec), launcher.stop, max_concurrent, partial(_finish_launched, spec)
     )
-    return None if starts_all else job.result()
+    return None if starts_all else pool.join()[0]
 
 
 def _finish_launched(spec: RunSpec, job_exit: JobExit) -> float | None:

@@ -46,35 +46,30 @@ class Sleeper:
         self.stopped.set()
 
 
-def submit(pool: JobPool, job: Sleeper, max_concurrent: int, finish):
-    return pool.submit(job.run, job.stop, max_concurrent, finish)
+def submit(pool: JobPool, job: Sleeper, max_concurrent: int, finish) -> None:
+    pool.submit(job.run, job.stop, max_concurrent, finish)
 
 
-def test_at_most_as_many_as_allowed_and_each_result_is_its_own():
+def test_at_most_as_many_as_allowed_and_each_is_finished():
     Sleeper.most = 0
     pool, ended = JobPool(), []
 
     def finish(number: int):
-        def note(status: int) -> float:
-            ended.append(number)
-            return number + status / 100
-
-        return note
+        return lambda status: ended.append((number, status))
 
     pair = threading.Barrier(2)
-    jobs = [submit(pool, Sleeper(0.05, n, pair if n < 2 else None), 2, finish(n)) for n in range(5)]
-    for _ in range(2):
-        assert [job.result() for job in jobs] == [0, 1.01, 2.02, 3.03, 4.04]
-    assert sorted(ended) == [0, 1, 2, 3, 4] and Sleeper.most == 2
+    for n in range(5):
+        submit(pool, Sleeper(0.05, n, pair if n < 2 else None), 2, finish(n))
+    pool.join()
+    assert sorted(ended) == [(n, n) for n in range(5)] and Sleeper.most == 2
     pool.stop()
 
 
 def test_join_finishes_every_job():
-    pool, ended = JobPool(), []
+    pool = JobPool()
     for number in range(3):
-        submit(pool, Sleeper(0.02, number), 3, ended.append)
-    pool.join()
-    assert sorted(ended) == [0, 1, 2]
+        submit(pool, Sleeper(0.02, number), 3, float)
+    assert sorted(pool.join()) == [0.0, 1.0, 2.0] and pool.join() == []
     pool.stop()
 
 
@@ -84,12 +79,14 @@ def test_join_raises_the_failure_of_a_job_while_an_earlier_one_runs():
             raise JobFailure(WorkerGroupFailed(status), in_job=False)
 
     pool = JobPool()
-    earlier = submit(pool, Sleeper(10), 2, fail)
+    earlier = Sleeper(10)
+    submit(pool, earlier, 2, fail)
     submit(pool, Sleeper(0.02, 2), 2, fail)
     with pytest.raises(JobFailure) as failure:
         pool.join()
-    assert failure.value.error.exit_status == 2 and not earlier.done()
+    assert failure.value.error.exit_status == 2 and not earlier.stopped.is_set()
     pool.stop()
+    assert earlier.stopped.is_set()
 
 
 def test_the_failure_of_a_job_is_raised_before_another_starts():
@@ -106,7 +103,8 @@ def test_the_failure_of_a_job_is_raised_before_another_starts():
 def test_a_signal_stops_all_jobs(monkeypatch):
     pool = JobPool()
     Sleeper.signals.clear()
-    jobs = [submit(pool, Sleeper(60), 2, lambda status: None) for _ in range(2)]
+    for _ in range(2):
+        submit(pool, Sleeper(60), 2, lambda status: None)
 
     def interrupted(*_, **__):
         monkeypatch.undo()
@@ -115,15 +113,15 @@ def test_a_signal_stops_all_jobs(monkeypatch):
     monkeypatch.setattr("metadist.launchers.pool.wait", interrupted)
     started = time.monotonic()
     with pytest.raises(JobFailure) as failure:
-        jobs[0].result()
+        pool.join()
     assert failure.value.error.exit_status == 130 and Sleeper.signals == [2, 2]
-    assert time.monotonic() - started < 30 and all(job.done() for job in jobs)
+    assert time.monotonic() - started < 30 and Sleeper.running == 0
 
 
 def test_an_exit_while_a_job_is_waited_for_stops_all_jobs(monkeypatch):
-    pool, job = JobPool(), Sleeper(60)
+    pool = JobPool()
     Sleeper.signals.clear()
-    future = submit(pool, job, 1, lambda status: None)
+    submit(pool, Sleeper(60), 1, lambda status: None)
 
     def leave(*_, **__):
         monkeypatch.undo()
@@ -131,8 +129,8 @@ def test_an_exit_while_a_job_is_waited_for_stops_all_jobs(monkeypatch):
 
     monkeypatch.setattr("metadist.launchers.pool.wait", leave)
     with pytest.raises(SystemExit):
-        future.result()
-    assert Sleeper.signals == [signal.SIGTERM] and future.done()
+        pool.join()
+    assert Sleeper.signals == [signal.SIGTERM] and Sleeper.running == 0
 
 
 def test_what_a_launcher_raises_is_finished_like_an_exit_status():
@@ -141,7 +139,8 @@ def test_what_a_launcher_raises_is_finished_like_an_exit_status():
             raise OSError("no space left on the disk")
 
     pool, ended = JobPool(), []
-    submit(pool, Broken(0), 1, ended.append).result()
+    submit(pool, Broken(0), 1, ended.append)
+    pool.join()
     assert isinstance(ended[0], OSError)
     pool.stop()
 
@@ -152,9 +151,8 @@ def test_a_job_that_failed_is_finished_once():
         raise JobFailure(OSError("gone"), True)
 
     pool, ended = JobPool(), []
-    future = submit(pool, Sleeper(0, 3), 1, fail)
-    for _ in range(2):
-        with pytest.raises(JobFailure):
-            future.result()
-    assert ended == [3]
+    submit(pool, Sleeper(0, 3), 1, fail)
+    with pytest.raises(JobFailure):
+        pool.join()
     pool.stop()
+    assert ended == [3]
