@@ -31,20 +31,6 @@ class WithoutValue:
     value: int = field(init=False)
 
 
-class WithoutDict:
-    """Like a class that attrs has made, which has slots."""
-
-    __slots__ = ("scale",)
-    __attrs_attrs__ = (SimpleNamespace(name="scale"),)
-    __hash__ = None
-
-    def __init__(self) -> None:
-        self.scale = 1.0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WithoutDict) and self.scale == other.scale
-
-
 class Phase(enum.Enum):
     """An enumeration among a module's attributes."""
 
@@ -59,7 +45,7 @@ class Configured(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         self.order = [self.layers[1], self.layers[0]]
-        self.arguments, self.slots = argparse.Namespace(scale=1.0), WithoutDict()
+        self.arguments, self.names = argparse.Namespace(scale=1.0), {1, 2}
         self.options = SimpleNamespace(scale=1.0, nested={"steps": [1, 2]})
         self.table = np.arange(3)
         self.scale = torch.ones(2)
@@ -96,12 +82,12 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
     ("name", "change"),
     [
         ("options", lambda each: setattr(each.options, "scale", 0.5)),
-        ("slots", lambda each: setattr(each.slots, "scale", 0.5)),
+        ("names", lambda each: each.names.add(3)),
         ("arguments", lambda each: setattr(each.arguments, "scale", 0.5)),
         ("settings", lambda each: setattr(each.settings, "scale", 0.5)),
         ("activation", lambda each: each.activation.keywords.update(negative_slope=0.2)),
         ("phase", lambda each: setattr(each, "phase", Phase.SECOND)),
-        ("layer.Sigmoid", lambda each: setattr(each, "layer", nn.Sigmoid())),
+        ("layer.__class__", lambda each: setattr(each, "layer", nn.Sigmoid())),
         ("_gain", lambda each: setattr(each, "_gain", 0.5)),
         ("_new", lambda each: setattr(each, "_new", 0.5)),
         ("options", lambda each: each.options.nested["steps"].append(3)),
