@@ -117,7 +117,6 @@ class Trainer:
         self.checkpoints = checkpoints_of(experiment)
         self._is_main = get_rank() == 0
         self._is_training = self._holds_best = False
-        self._running: set[str] = set()  # methods that call hooks
         self._stop = StopSignals(experiment.directory / ERROR_FILE)
         self._step_started = 0.0
         self._total_weight = total_weight(experiment)
@@ -432,14 +431,9 @@ class Trainer:
         call it.
 
         Raises:
-            UserError: `on_validation_end` called it, or the learner holds the best weights, which
-                `test` has loaded.
+            UserError: the learner holds the best weights, which `test` has loaded.
         """
         self._require_last_weights("validate")
-        with self._not_in_own_hook("validate", "on_validation_end", "metrics"):
-            return self._validate()
-
-    def _validate(self) -> dict[str, Estimate]:
         experiment, state, metric = self.experiment, self.state, self.experiment.metric
         evaluation = self._evaluate(
             "validation",
@@ -497,13 +491,10 @@ class Trainer:
             predictions: the file into which rank zero writes the predictions. Default: none.
 
         Raises:
-            UserError: `on_test_end` called it, or the best checkpoint is missing or damaged.
+            UserError: the best checkpoint is missing or damaged.
         """
         experiment, started = self.experiment, time.perf_counter()
-        with (
-            self._not_in_own_hook("test", "on_test_end", "results"),
-            self._tested_weights() as tested,
-        ):
+        with self._tested_weights() as tested:
             between_chunks = (lambda: None) if self._is_training else self._raise_if_stopped
             evaluation = self._evaluate("test", self.config.eval_tasks, between_chunks)
             if self._is_main and predictions is not None:
@@ -515,20 +506,6 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_test_end(self, results)
         return results
-
-    @contextlib.contextmanager
-    def _not_in_own_hook(self, method: str, hook: str, given: str) -> Iterator[None]:
-        """Raise an error if a hook that a method calls leads to this method again."""
-        if method in self._running:
-            raise UserError(
-                f"a hook that trainer.{method}() calls, such as {hook}, led to {method}() again: "
-                f"take the {given} that the hook is given, or do it in another hook."
-            )
-        self._running.add(method)
-        try:
-            yield
-        finally:
-            self._running.remove(method)
 
     @contextlib.contextmanager
     def _tested_weights(self) -> Iterator[int]:
@@ -600,9 +577,8 @@ class Trainer:
             save(self.state.iteration, checkpoint_contents(self.experiment))
         if self.callbacks:
             self.experiment.strategy.barrier()  # rank zero has written the file
-        with self._not_in_own_hook("save_checkpoint", "on_checkpoint", "file"):
-            for callback in self.callbacks:
-                callback.on_checkpoint(self, path)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, path)
 
     def _is_finished(self) -> bool:
         """Whether all outer steps are taken, or a callback asked to stop."""

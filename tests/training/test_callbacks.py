@@ -672,55 +672,6 @@ class TestDuringTraining(Callback):
         self.tested.append(trainer.test()["tested_iteration"])
 
 
-class TestAfterTest(Callback):
-    """Tests the run again after each test."""
-
-    __test__ = False
-
-    def on_test_end(self, trainer, results):
-        trainer.test()
-
-
-def test_a_test_in_on_test_end_is_refused(tmp_path):
-    x = build(tmp_path, "strategy=local")
-    trainer = Trainer(x)
-    trainer.callbacks.append(TestAfterTest())
-    for _ in range(2):
-        with pytest.raises(
-            UserError, match=r"trainer\.test\(\) calls, such as on_test_end, led to"
-        ):
-            trainer.test()
-    trainer.callbacks.clear()
-    assert trainer.test()["test_tasks"] == 7
-
-
-class ValidateAfterValidation(Callback):
-    """Validates the run again after each validation."""
-
-    def on_validation_end(self, trainer, metrics):
-        trainer.validate()
-
-
-def test_a_validation_in_on_validation_end_is_refused(tmp_path):
-    callback = f"+callbacks.again._target_={__name__}.ValidateAfterValidation"
-    with pytest.raises(UserError, match=r"such as on_validation_end, led to validate\(\) again"):
-        train(str(tmp_path), "strategy=local", callback)
-
-
-class SaveAfterCheckpoint(Callback):
-    """Saves a checkpoint after each checkpoint."""
-
-    def on_checkpoint(self, trainer, path):
-        trainer.save_checkpoint()
-
-
-def test_a_checkpoint_in_on_checkpoint_is_refused(tmp_path):
-    callback = f"+callbacks.again._target_={__name__}.SaveAfterCheckpoint"
-    expected = r"trainer\.save_checkpoint\(\) calls, such as on_checkpoint, led to"
-    with pytest.raises(UserError, match=expected):
-        train(str(tmp_path), "strategy=local", callback)
-
-
 class EvaluatesItsModel(Callback):
     """Returns the model instead of the learner."""
 
