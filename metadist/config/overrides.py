@@ -6,7 +6,6 @@ instead. In the same way, the arguments of a replaced `_target_` remain.
 """
 
 import logging
-import pydoc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,7 +128,7 @@ def _replace_classes(
         if not is_node(configuration, path):
             continue
         node = OmegaConf.select(configuration, path)
-        if _same_class(OmegaConf.select(before, f"{path}.{_TARGET}"), node[_TARGET]):
+        if OmegaConf.select(before, f"{path}.{_TARGET}") == node[_TARGET]:
             continue
         kept = {_TARGET, "_partial_"}
         kept |= {key.split(".")[0] for key, _ in _values_below(path, parsed)}
@@ -154,19 +153,6 @@ def _chooses_option(override: Override, choices: Mapping[str, Any]) -> bool:
     """Whether an override chooses or deletes an option of a group, and sets no values."""
     is_group = any(key.split("@")[0] == override.key_or_group for key in choices)
     return is_group and not isinstance(override.value(), dict)
-
-
-def _same_class(first: Any, second: Any) -> bool:
-    """Whether two targets are the same class.
-
-    A class of metadist may have two dotted paths. Other classes are not imported.
-    """
-    if first == second:
-        return True
-    paths = (str(first), str(second))
-    return all(path.startswith("metadist.") for path in paths) and (
-        pydoc.locate(paths[0]) is pydoc.locate(paths[1]) is not None
-    )
 
 
 def _values_below(path: str, parsed: Sequence[Override]) -> list[tuple[str, Any]]:

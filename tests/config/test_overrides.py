@@ -76,12 +76,6 @@ def test_the_same_class_again_replaces_nothing(composed):
     assert composed(target, "algorithm.inner_lr=0.2") == composed("algorithm.inner_lr=0.2")
 
 
-def test_a_class_by_another_path_replaces_nothing(composed):
-    assert values(composed("algorithm._target_=metadist.algorithms.maml.MAML").algorithm) == values(
-        composed().algorithm
-    )
-
-
 @pytest.mark.parametrize(
     ("overrides", "group", "expected"),
     [
