@@ -253,7 +253,7 @@ def _sorted_labels(labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         UserError: labels are of several types, of unequal lengths or NaN.
     """
     try:
-        array = _as_labels(labels)
+        array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
         if array.dtype.kind == "U" and not all(isinstance(label, str) for label in labels):
             raise TypeError("some are strings and others are not")
         if np.any(array != array):  # NaN of any type, also in an array of objects
@@ -264,16 +264,6 @@ def _sorted_labels(labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             f"the labels cannot be sorted ({first_line(error)}): give numbers or strings, one "
             "for each image."
         ) from None
-
-
-def _as_labels(labels: Any) -> np.ndarray:
-    """Labels as an array, of objects if NumPy would round integers to floating-point numbers."""
-    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    if array.dtype.kind == "f" and not isinstance(labels, np.ndarray | Tensor):
-        objects = np.asarray(labels, dtype=object)
-        if not np.isnan(array).any() and (objects != array).any():
-            return objects
-    return array
 
 
 def _are_texts(labels: np.ndarray) -> bool:
