@@ -23,7 +23,7 @@ from benchmarks.programs import (
     installed,
     machine,
 )
-from benchmarks.tables import Speeds, markdown, plot_speedups, table_of
+from benchmarks.tables import Speeds, markdown, table_of
 from rich.console import Console
 
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
                 console.print(f"round {number}, {setting}, {program.name}: {message}")
             save(options.out, speeds, options.timeout)
     console.print(table_of(speeds, options.timeout))
-    console.print(f"saved: {options.out}/benchmark.txt, .md, .json, .png")
+    console.print(f"saved: {options.out}/benchmark.txt, .md, .json")
 
 
 def measure(
@@ -89,11 +89,10 @@ def measure(
 
 
 def save(out: Path, speeds: Speeds, timeout: float) -> None:
-    """Write table, Markdown, data and plot of the rounds so far."""
+    """Write table, Markdown and data of the rounds so far."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / "benchmark.txt").open("w", encoding="utf-8") as file:
         Console(file=file, width=140).print(table_of(speeds, timeout))
     (out / "benchmark.md").write_text(markdown(speeds, timeout), encoding="utf-8")
     report = {"machine": machine(), "tasks_per_second": speeds, "timeout": timeout}
     (out / "benchmark.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    plot_speedups(speeds, out / "benchmark.png")

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.cost_model import STRATEGIES, Step, fit, with_network
 from benchmarks.programs import BENCHMARKS, TORCHRUN, machine
 from benchmarks.programs import run as run_program
-from benchmarks.scaling_tables import Extrapolation, markdown, plot_scaling, tables
+from benchmarks.scaling_tables import Extrapolation, markdown, tables
 from rich.console import Console
 
 from metadist.distributed.world import usable_cpus
@@ -82,8 +82,7 @@ def run(options: argparse.Namespace) -> None:
         "steps": [step._asdict() for step in steps],
     }
     (options.out / "scaling.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    plot_scaling(steps, costs, extrapolation, cores, options.out / "scaling.png")
-    console.print(f"saved: {options.out}/scaling.txt, .md, .json, .png")
+    console.print(f"saved: {options.out}/scaling.txt, .md, .json")
 
 
 def measure(strategy: str, workers: int, options: argparse.Namespace) -> list[Step]:

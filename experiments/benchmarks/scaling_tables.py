@@ -1,19 +1,15 @@
-"""Results of the scaling benchmark: tables, Markdown and plot."""
+"""Results of the scaling benchmark: tables and Markdown."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.cost_model import Costs, Step, with_network
 from benchmarks.programs import machine
 from rich.table import Table
 
-from metadist.plots.style import BLUE, GREEN, GREY, INK, ORANGE, new_figure, save_figure, style_axes
-
 DISTRIBUTED = ("rpc", "allreduce")
-_COLOURS = {"local": GREEN, "rpc": BLUE, "allreduce": ORANGE}
 _TOLERANCE = 0.02
 """Strategies whose steps differ by less than this fraction count as equal."""
 
@@ -184,59 +180,6 @@ def predict(costs: Costs, step: Step, cores: int) -> float:
     if not step.tasks:
         return costs.messages(step.strategy, step.workers, step.parameters)
     return costs.step(step.strategy, step.workers, step.tasks, step.parameters, cores)
-
-
-def plot_scaling(
-    steps: Sequence[Step], costs: Costs, extrapolation: Extrapolation, cores: int, path: Path
-) -> None:
-    """Plot step time by workers, a panel per model size."""
-    sizes = extrapolation.parameters
-    title = (
-        f"Training step with {extrapolation.tasks_per_worker} tasks per worker: cost model fitted "
-        "to measured steps"
-    )
-    figure = new_figure(4.2 * len(sizes), 4.4, title)
-    most = max(extrapolation.workers)
-    grid = [2**power for power in range(math.ceil(math.log2(most)) + 1)]
-    for axes, parameters in zip(
-        figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True
-    ):
-        alone = costs.step("local", 1, extrapolation.tasks_per_worker, parameters)
-        axes.axhline(1000 * alone, color=GREY, linestyle=":", label="one worker")
-        for strategy in DISTRIBUTED:
-            seconds = [
-                1000 * extrapolation.seconds(strategy, workers, parameters) for workers in grid
-            ]
-            axes.plot(grid, seconds, color=_COLOURS[strategy], label=strategy)
-        limit = extrapolation.costs.communication_limit(extrapolation.tasks_per_worker, parameters)
-        if limit <= most:
-            axes.axvline(limit, color=BLUE, linewidth=0.8, linestyle="--")
-            text = f" from {limit} workers rpc's communication\n takes longer than the tasks"
-            axes.text(limit, 0.97, text, transform=axes.get_xaxis_transform(), fontsize=8, va="top")
-        for strategy in DISTRIBUTED:
-            measured = [
-                step
-                for step in medians(steps)
-                if step.strategy == strategy
-                and step.parameters == parameters
-                and step.tasks == step.workers * extrapolation.tasks_per_worker
-                and step.workers <= cores
-            ]
-            dots = [1000 * step.seconds for step in measured]
-            axes.plot([step.workers for step in measured], dots, "o", color=_COLOURS[strategy])
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(grid[::2], [f"{workers:,}" for workers in grid[::2]], fontsize=8)
-        axes.set_xlabel("workers", color=INK)
-        axes.set_title(f"{parameters:,} parameters", fontsize=10, color=INK)
-        style_axes(axes, grid=None)
-    first = figure.axes[0]
-    first.set_ylabel("milliseconds per step", color=INK)
-    first.legend(fontsize=8, frameon=False, loc="center left")
-    figure.supxlabel(
-        f"dots: measured, one core per worker  ·  {_machine()}", fontsize=8, color=GREY
-    )
-    save_figure(figure, path)
 
 
 def _machine() -> str:
