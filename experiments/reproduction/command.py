@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reproduction.cells import ROOT, Cell, load_cells, select_cells
 from reproduction.plots import plot_curves, plot_pair, plot_sinusoids
-from reproduction.quick import load_bands, run_quick
+from reproduction.quick import run_quick
 from reproduction.records import README, TABLE, add_record, read_records
 from reproduction.rows import Row, Run, aggregate, find_runs
 from reproduction.runs import PresetRun, Runner, key_of
@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=1, help="runs of each preset, with seeds 0, 1, … (default 1)")
     add("--workers", type=int, default=1, help="processes of each run (default 1)")
     add("--jobs", type=int, default=1, help="concurrent runs (default 1)")
-    root = "directory of a dataset; repeat for several; DATASET= may be omitted for one"
-    add("--root", action="append", default=[], metavar="[DATASET=]DIR", help=root)
+    root = "directory of a dataset; repeat for several"
+    add("--root", action="append", default=[], metavar="DATASET=DIR", help=root)
     add(
         "--directory",
         type=Path,
@@ -95,21 +95,15 @@ def _run(options: argparse.Namespace) -> int:
         return _record(selected, options.record, options.evaluation)
     if options.update_docs:
         return _update_docs(cells)
-    datasets = {cell.dataset for cell in cells.values()}
-    if options.quick:
-        quick = selected or list(cells.values())
-        with_band = [cell for cell in quick if cell.preset in load_bands()]
-        roots = _roots(options.root, with_band, datasets)
-        runner = Runner(options.workers, options.jobs, roots, _print)
-        # Runs of their own: finished ones would not be repeated.
-        runs = directory / "quick" / time.strftime("%Y-%m-%d_%H-%M-%S")
-        return run_quick(quick, runs, runner, _print)
     if options.table_only:
         return _table(options, cells, selected, None)
-    roots = _roots(options.root, selected, datasets)
-    runs = _runs(options, selected, directory)
+    roots = _roots(options.root, {cell.dataset for cell in cells.values()})
     runner = Runner(options.workers, options.jobs, roots, _print)
-    runner.run(runs)
+    if options.quick:
+        # Runs of their own: finished ones would not be repeated.
+        runs = directory / "quick" / time.strftime("%Y-%m-%d_%H-%M-%S")
+        return run_quick(selected or list(cells.values()), runs, runner, _print)
+    runner.run(_runs(options, selected, directory))
     return _table(options, cells, selected, runner)
 
 
@@ -244,35 +238,25 @@ def _runs(
     return runs
 
 
-def _roots(values: Sequence[str], selected: Sequence[Cell], datasets: Set[str]) -> dict[str, str]:
+def _roots(values: Sequence[str], datasets: Set[str]) -> dict[str, str]:
     """The directories of the datasets, by name.
 
     Args:
         values: the values of `--root`.
-        selected: the cells to run.
         datasets: the names of all datasets.
 
     Raises:
-        UserError: a dataset is unknown, or has no name although several datasets are needed.
+        UserError: a value does not begin with the name of a dataset.
     """
-    needed = list(dict.fromkeys(cell.dataset for cell in selected if cell.dataset != "sinusoid"))
     roots = {}
     for value in values:
         name, _, folder = value.partition("=")
-        if name not in datasets:
-            if folder and "/" not in name:
-                raise UserError(
-                    f"--root {value} names no dataset: expected one of "
-                    f"{', '.join(sorted(datasets - {'sinusoid'}))}."
-                )
-            name, folder = "", value
-        if not name and len(needed) > 1:
+        if name not in datasets or not folder:
             raise UserError(
-                f"--root {value} does not say of which dataset: name it for each of "
-                f"{' and '.join(needed)}, as in --root {needed[0]}={value}."
+                f"--root {value} names no dataset: give DATASET=DIR, with one of "
+                f"{', '.join(sorted(datasets - {'sinusoid'}))}."
             )
-        for dataset in [name] if name else needed:
-            roots[dataset] = str(Path(folder).expanduser().resolve())
+        roots[name] = str(Path(folder).expanduser().resolve())
     return roots
 
 
