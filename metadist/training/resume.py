@@ -31,9 +31,6 @@ from metadist.training.saved_state import (
 
 _log = logging.getLogger(__name__)
 
-_LATER_KEYS = {"trainer.precision": "float32"}
-"""Keys that were added to the fingerprint later, with the values of runs without them."""
-
 
 def restore(experiment: Experiment) -> None:
     """Restore an experiment from the checkpoint that its `resume` names, if any.
@@ -115,9 +112,7 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         raise UserError(
             f"the checkpoint {path} does not say which run it is of: choose another one."
         )
-    configured = config_fingerprint(contents.get("configuration") or {})
-    later = {key: configured.get(key, value) for key, value in _LATER_KEYS.items()}
-    current = config_fingerprint(experiment.configuration)
+    current, later = config_fingerprint(experiment.configuration), {}
     # An option that a class of the user's did not have, or that was not recorded.
     for key, value in config_fingerprint(experiment.defaults).items():
         target = f"{key.rpartition('.')[0]}._target_"
@@ -138,7 +133,6 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             "are not the same; give the data that it was trained on, as in dataset.root=DIR, or "
             f"start another run with init_from={path}."
         )
-    contents = {"skipped_steps": 0, **contents}  # older checkpoints lack it
     missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
     if missing:
         raise UserError(
