@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, cast
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from metadist.distributed.store import RENDEZVOUS_TIMEOUT
 from metadist.errors import UserError
 
 NOT_IN_DEFAULTS = ("experiment", "partition")
@@ -74,7 +73,7 @@ class Settings(BaseModel):
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63), BeforeValidator(_number)]
     threads: Annotated[int, Field(strict=True, ge=1, le=4096), BeforeValidator(_number)]
     timeout_seconds: _Seconds
-    rendezvous_timeout_seconds: _Seconds = RENDEZVOUS_TIMEOUT  # for runs saved without it
+    rendezvous_timeout_seconds: _Seconds
     device: Annotated[str, BeforeValidator(_text)]
     resume: Annotated[str | None, BeforeValidator(_text)] = None
     init_from: Annotated[str | None, BeforeValidator(_text)] = None

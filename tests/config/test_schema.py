@@ -34,10 +34,6 @@ def test_what_holds_without_overrides(name):
     assert (settings.seed, settings.threads, settings.device) == (0, 1, "auto")
     assert (settings.timeout_seconds, settings.rendezvous_timeout_seconds) == (30, 300)
     assert settings.resume is settings.init_from is None
-    old = compose(name=name)
-    with open_dict(old):
-        del old.rendezvous_timeout_seconds
-    assert validate(old).rendezvous_timeout_seconds == 300
 
 
 @pytest.mark.parametrize(
