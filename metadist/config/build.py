@@ -132,15 +132,7 @@ def assemble_experiment(
     learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
-    check_before_training(
-        strategy,
-        tasks,
-        learner,
-        trainer.meta_batch_size,
-        precision,
-        trainer.task_chunk_size,
-        trainer.eval_tasks,
-    )
+    check_before_training(strategy, tasks, learner, trainer, precision)
     defaults = own_defaults(plain, locate)
     plain = with_defaults(plain, defaults)
     local_tasks = _on_this_worker(tasks)

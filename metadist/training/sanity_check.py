@@ -21,9 +21,9 @@ from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
 from metadist.tasks import SPLITS, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
-from metadist.training.batching import ChunkSize
 from metadist.training.batching_check import check_batched_tasks
 from metadist.training.episode_check import ALGORITHMS, check_episodes
+from metadist.training.experiment import TrainerConfig
 from metadist.training.explained_errors import raise_explained
 from metadist.training.partition_check import check_partition
 from metadist.training.precision import Precision
@@ -37,10 +37,8 @@ def check_before_training(
     strategy: Strategy,
     tasks: TaskDistribution,
     learner: Learner,
-    meta_batch_size: int,
+    trainer: TrainerConfig,
     precision: Precision,
-    chunk_size: ChunkSize,
-    eval_tasks: int,
 ) -> None:
     """Check that the parts of a run fit each other. Every rank calls it.
 
@@ -48,22 +46,21 @@ def check_before_training(
         strategy: the run's strategy.
         tasks: this rank's tasks.
         learner: the learner, built for the tasks.
-        meta_batch_size: tasks per outer step.
+        trainer: the trainer's configuration.
         precision: the precision of the tasks' computation.
-        chunk_size: see `metadist.training.batching.max_chunk_size`.
-        eval_tasks: the number of test tasks.
 
     Raises:
         UserError: the parts do not fit; see the checks below.
         RuntimeError: the user's own code raised an error; see `run_sanity_check`.
     """
     _check_picklable(strategy, learner)
-    check_partition(strategy, learner, meta_batch_size)
+    check_partition(strategy, learner, trainer.meta_batch_size)
     _check_supervised(tasks, learner)
     _check_ways(tasks, learner)
     run_sanity_check(tasks, learner, precision)
     _log_lost_batching(learner)
-    counts = {"train": meta_batch_size, "test": eval_tasks}
+    counts = {"train": trainer.meta_batch_size, "test": trainer.eval_tasks}
+    chunk_size = trainer.task_chunk_size
     for split in _checked_splits(tasks):
         try:
             check_batched_tasks(tasks, learner, split, precision, chunk_size, counts[split])

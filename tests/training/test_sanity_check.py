@@ -34,8 +34,10 @@ from metadist.tasks import (
     stack_episodes,
     task_keys,
 )
-from metadist.training import LocalStrategy, MetaBatch, TrainMapper
+from metadist.training import LocalStrategy, MetaBatch, TrainerConfig, TrainMapper
 from metadist.training.sanity_check import check_before_training, run_sanity_check
+
+TRAINER = TrainerConfig(meta_batch_size=2, task_chunk_size=4, eval_tasks=2)
 
 
 class Returns(Learner):
@@ -651,7 +653,7 @@ def check_batched(tasks, change) -> None:
     torch.manual_seed(0)
     learner = Batched(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False), change)
     strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
-    check_before_training(strategy, tasks, learner, 2, "float32", 4, 2)
+    check_before_training(strategy, tasks, learner, TRAINER, "float32")
 
 
 def depends_on_their_number(learner, episode, result):
@@ -685,7 +687,7 @@ def test_infinite_predictions_do_not_hide_that_batched_tasks_depend_on_each_othe
     learner = Masked(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False))
     strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
     with pytest.raises(UserError, match=r"the predictions of a \w+ task changes with the other"):
-        check_before_training(strategy, tasks, learner, 2, "float32", 4, 2)
+        check_before_training(strategy, tasks, learner, TRAINER, "float32")
 
 
 @pytest.mark.parametrize(
@@ -740,5 +742,5 @@ def test_an_algorithm_that_loses_batched_tasks_is_reported(tasks, caplog):
     for kind, message in ((OwnMetric, "OwnMetric overrides methods of MAML"), (OwnProtocol, "")):
         caplog.clear()
         learner = kind(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False))
-        check_before_training(strategy, tasks, learner, 2, "float32", 4, 2)
+        check_before_training(strategy, tasks, learner, TRAINER, "float32")
         assert [r.getMessage()[: len(message)] for r in caplog.records] == [message] * bool(message)
