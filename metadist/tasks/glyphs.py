@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from annotated_types import Ge, Interval
 
-from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.images import ImageClasses
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
@@ -116,22 +115,8 @@ class Glyphs(ImageClasses):
             normalize: normalization of every image; None for none.
             augment: augmentation of training images, before normalization; None for none.
             transforms: further transforms, after `augment`; see `apply_transforms`.
-
-        Raises:
-            UserError: an argument is out of its bounds.
         """
         counts = (train_classes, validation_classes, test_classes)
-        bounds = {
-            "seed": (seed, 0),
-            **{f"{split}_classes": (count, 1) for split, count in zip(SPLITS, counts, strict=True)},
-            "examples": (examples, 2),
-            "size": (size, 8),
-        }
-        for name, (value, least) in bounds.items():
-            if value < least:
-                raise UserError(f"dataset.{name} must be at least {least}, got {value}.")
-        if size > 256:
-            raise UserError(f"dataset.size must be at most 256, got {size}.")
         keys = [
             (seed, number, index) for number, count in enumerate(counts) for index in range(count)
         ]

@@ -97,18 +97,14 @@ class Omniglot(ImageClasses):
                 the support set is by one drawer and the query set by another.
 
         Raises:
-            UserError: the files are missing, incomplete or damaged, the download fails, or an
-                argument is out of its bounds. The message names the file.
+            UserError: the files are missing, incomplete or damaged (the message names the file),
+                the download fails, or arguments do not fit each other.
         """
-        if seed < 0:
-            raise UserError(f"dataset.seed must be at least 0, got {seed}.")
         if test_drawers and not within_alphabet:
             raise UserError(
                 "dataset.test_drawers=true needs dataset.within_alphabet=true: each alphabet has "
                 "drawers of its own."
             )
-        if not 8 <= size <= 105:
-            raise UserError(f"dataset.size must be from 8 to 105 pixels, got {size}.")
         images, names = load_images(Path(root).expanduser(), size, download)
         splits = split_characters(names, split, seed, validation_alphabets)
         alphabets = [alphabet(name) for name in names]

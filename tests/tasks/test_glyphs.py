@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 from worlds import run_world
 
-from metadist.errors import UserError
 from metadist.tasks import FewShotTasks, Glyphs, ImageDataset, task_keys
 from metadist.tasks.glyphs import render_glyphs
 
@@ -111,22 +110,6 @@ def test_it_is_a_real_few_shot_problem(glyphs):
     learned = nearest_neighbour(glyphs, network)
     assert learned > pixels + 0.1
     assert learned < 0.99
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "message"),
-    [
-        ("seed", -1, "dataset.seed must be at least 0, got -1"),
-        ("train_classes", 0, "dataset.train_classes must be at least 1, got 0"),
-        ("test_classes", -5, "dataset.test_classes must be at least 1, got -5"),
-        ("examples", 1, "dataset.examples must be at least 2, got 1"),
-        ("size", 4, "dataset.size must be at least 8, got 4"),
-        ("size", 1000, "dataset.size must be at most 256, got 1000"),
-    ],
-)
-def test_arguments_out_of_bounds(argument, value, message):
-    with pytest.raises(UserError, match=message):
-        Glyphs(**{**COUNTS, argument: value})
 
 
 def test_protocol():

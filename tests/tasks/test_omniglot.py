@@ -196,12 +196,6 @@ def test_waiting_for_another_process_ends(tmp_path, monkeypatch):
     one_line(error, cache.name, "another process")
 
 
-@pytest.mark.parametrize(("argument", "value"), [("seed", -1), ("size", 7), ("size", 106)])
-def test_arguments_out_of_bounds(tmp_path, argument, value):
-    with pytest.raises(UserError, match=f"dataset.{argument}"):
-        Omniglot(str(tmp_path), **{argument: value})
-
-
 def test_cache_directory_that_cannot_be_made(tmp_path, monkeypatch):
     root = write_zips(tmp_path / "data")
     (tmp_path / "file").write_text("")
