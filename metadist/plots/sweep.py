@@ -1,15 +1,11 @@
-"""Plots of the test metric of every setting of a sweep: lines, a heat map or rows."""
+"""Plots of the test metric of every setting of a sweep: lines or rows."""
 
-import math
 import textwrap
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from metadist.metrics import format_percent, is_percentage, larger_is_better, metric_label
+from metadist.metrics import is_percentage, metric_label
 from metadist.plots.points import SettingData, is_number, short_names, sort_key, sort_values
 from metadist.plots.style import (
     BLUE,
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 _COLORS = (BLUE, ORANGE, GREEN, RED, GREY, PURPLE, "#a0622d", "#d169a8")
 _MAX_ROWS = 30
 _MAX_TITLE = 70
-_MAX_CELLS = 200
 _MIN_LINE_POINTS = 3
 _LABEL_WIDTH = 44
 _LABEL_LINES = 4
@@ -49,10 +44,9 @@ def plot_sweep(
     """Plots the test metric of every setting of a sweep.
 
     If a key has at least three numeric values, the metric is plotted over it as lines, one for each
-    setting of the other keys; there must be at most eight lines, with names that fit a legend. For
-    two keys with all combinations of their values, the plot is a heat map. Otherwise it has one row
-    per setting, the best first: at most 30, and the selected one. Names of rows are wrapped, and
-    cut after four lines.
+    setting of the other keys; there must be at most eight lines, with names that fit a legend.
+    Otherwise the plot has one row per setting, the best first: at most 30, and the selected one.
+    Names of rows are wrapped, and cut after four lines.
 
     Args:
         points: the settings, at least one.
@@ -80,12 +74,6 @@ def plot_sweep(
         axes = figure.subplots()
         _plot_lines(axes, points, keys, line_key, label)
         _label_metric_axis(axes, metric, vertical=True)
-    elif len(keys) == 2 and (grid := _grid(points)) is not None:
-        rows, columns = grid
-        width, height = 2.6 + 1.35 * max(3, len(columns)), 1.9 + 0.7 * max(2, len(rows))
-        figure = new_figure(width, height, title)
-        axes = figure.subplots()
-        _plot_heat_map(axes, points, keys, rows, columns, metric, label)
     else:
         ranked = sorted(points, key=lambda point: sort_key(point.mean, metric))
         shown = [point for rank, point in enumerate(ranked) if rank < _MAX_ROWS or point.best]
@@ -133,13 +121,6 @@ def _without(values: tuple[str, ...], index: int) -> tuple[str, ...]:
     return values[:index] + values[index + 1 :]
 
 
-def _grid(points: Sequence[SettingData]) -> tuple[list[str], list[str]] | None:
-    """The values of two keys if the points have all combinations of them, for a heat map."""
-    rows, columns = (sort_values([point.values[index] for point in points]) for index in (0, 1))
-    is_grid = len(rows) > 1 < len(columns) and len(points) == len(rows) * len(columns)
-    return (rows, columns) if is_grid and len(points) <= _MAX_CELLS else None
-
-
 def _plot_lines(
     axes: "Axes", points: Sequence[SettingData], keys: Sequence[str], line_key: int, label: str
 ) -> None:
@@ -179,52 +160,6 @@ def _plot_lines(
     axes.set_xlabel(keys[line_key], parse_math=False)
     style_axes(axes)
     add_legend(axes)
-
-
-def _plot_heat_map(
-    axes: "Axes",
-    points: Sequence[SettingData],
-    keys: Sequence[str],
-    rows: list[str],
-    columns: list[str],
-    metric: str,
-    label: str,
-) -> None:
-    grid = np.full((len(rows), len(columns)), np.nan)
-    for point in points:
-        grid[rows.index(point.values[0]), columns.index(point.values[1])] = point.mean
-    cmap = "viridis" if larger_is_better(metric) else "viridis_r"
-    image = axes.imshow(grid, cmap=cmap, aspect="auto")
-    # Colors span at least the widest interval, so that noise does not look like a difference.
-    finite = grid[np.isfinite(grid)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    widest = max(point.ci95 or 0.0 for point in points)
-    margin = max(0.0, widest - (high - low)) / 2
-    low, high = low - margin, high + margin
-    image.set_clim(low, high)
-    text: Callable[[float], str] = "{:.3g}".format
-    if is_percentage(metric):
-        text = partial(format_percent, decimals=1)
-    for point in points:
-        row, column = rows.index(point.values[0]), columns.index(point.values[1])
-        depth = 0.5 if high == low else (point.mean - low) / (high - low)
-        bright = depth > 0.55 if larger_is_better(metric) else depth < 0.45
-        bright |= math.isnan(point.mean)  # such a cell has no color
-        interval = "" if point.ci95 is None else f"\n± {text(point.ci95)}"
-        mark = f"\n{label}" if point.best else ""
-        axes.text(
-            column, row, f"{text(point.mean)}{interval}{mark}", ha="center", va="center",
-            fontsize=8.5, color=INK if bright else "white",
-            fontweight="bold" if point.best else "normal",
-        )  # fmt: skip
-    axes.set_xticks(range(len(columns)), columns, parse_math=False)
-    axes.set_yticks(range(len(rows)), rows, parse_math=False)
-    axes.set_xlabel(keys[1], parse_math=False)
-    axes.set_ylabel(keys[0], parse_math=False)
-    axes.spines[:].set_visible(False)
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.yaxis.set_major_formatter(lambda value, _: text(value))
 
 
 def _plot_rows(

@@ -6,7 +6,6 @@ import math
 import pytest
 
 from metadist.plots import SettingData, plot_sweep
-from metadist.plots.style import INK
 
 
 def points(*settings: tuple[str, ...]) -> list[SettingData]:
@@ -17,8 +16,6 @@ def points(*settings: tuple[str, ...]) -> list[SettingData]:
 
 
 def kind_of(axes) -> str:
-    if axes.images:
-        return "heat map"
     return "lines" if axes.get_ylabel().startswith("test ") else "rows"
 
 
@@ -30,7 +27,7 @@ SEARCH = points(*((f"0.{n}", f"0.0{9 - n}") for n in range(1, 7)))
 @pytest.mark.parametrize(
     ("settings", "keys", "kind"),
     [
-        (GRID, ("rate", "partition"), "heat map"),
+        (GRID, ("rate", "partition"), "rows"),
         (LINES, ("rate", "partition"), "lines"),
         (points(("1",), ("2",), ("3",)), ("rate",), "lines"),
         (SEARCH, ("rate", "decay"), "rows"),
@@ -44,9 +41,7 @@ def test_the_kind_fits_the_keys(tmp_path, saved_figures, settings, keys, kind):
     (figure,) = saved_figures
     axes = figure.axes[0]
     assert kind_of(axes) == kind
-    if kind == "heat map":
-        assert len(axes.texts) == len(settings)
-    elif kind == "lines":
+    if kind == "lines":
         assert sum(len(line.lines[0].get_xdata()) for line in axes.containers) == len(settings)
     else:
         assert len(axes.get_yticklabels()) == len(axes.containers) == len(settings)
@@ -110,39 +105,6 @@ def test_values_over_a_decade_have_a_logarithmic_axis(tmp_path, saved_figures, f
     assert saved_figures[0].axes[0].get_xscale() == scale
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "mse"])
-def test_a_heat_map_has_each_mean_in_its_cell(tmp_path, saved_figures, metric):
-    found = settings(
-        (("a", "10"), 0.5, 0.25),
-        (("b", "10"), 0.75, None),
-        (("b", "9"), 0.25, None),
-        (("a", "9"), 0.625, None),
-    )
-    keys = ("way", "shots")
-    plot_sweep(found, keys, metric, tmp_path / "sweep.png", "one seed", "test")
-    axes = saved_figures[0].axes[0]
-    (image,) = axes.images
-    assert image.get_array().tolist() == [[0.625, 0.5], [0.25, 0.75]]
-    assert (axes.get_ylabel(), axes.get_xlabel()) == keys
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["9", "10"]
-    texts = {text.get_position(): text.get_text() for text in axes.texts}
-    numbers = {"accuracy": ("50.0%\n± 25.0%", "75.0%"), "mse": ("0.5\n± 0.25", "0.75")}[metric]
-    assert texts[1, 0] == numbers[0] and texts[1, 1] == f"{numbers[1]}\nbest on test"
-    assert image.get_cmap().name == {"accuracy": "viridis", "mse": "viridis_r"}[metric]
-    assert image.get_clim() == (0.25, 0.75)
-    white = {text.get_position() for text in axes.texts if text.get_color() == "white"}
-    lowest, highest = (0, 1), (1, 1)  # on a dark cell, where the worst metric is
-    assert (lowest in white, highest in white) == (metric == "accuracy", metric == "mse")
-
-
-def test_colors_of_a_heat_map_span_the_widest_interval(tmp_path, saved_figures):
-    grid = [(a, b) for a in "xy" for b in "pq"]
-    found = settings(*((values, 0.5 + i / 100, 0.25) for i, values in enumerate(grid)))
-    plot_sweep(found, ("a", "b"), "accuracy", tmp_path / "sweep.png", "one seed")
-    low, high = saved_figures[0].axes[0].images[0].get_clim()
-    assert (high - low, (high + low) / 2) == pytest.approx((0.25, 0.515))
-
-
 @pytest.mark.parametrize(("metric", "order"), [("accuracy", "bca"), ("mse", "acb")])
 def test_the_best_row_comes_first(tmp_path, saved_figures, metric, order):
     means = {"a": 0.5, "b": 0.75, "c": 0.625}
@@ -165,19 +127,6 @@ def test_a_row_without_a_mean_comes_last(tmp_path, saved_figures, metric, order)
     plot_sweep(found, ("k",), metric, tmp_path / "sweep.png", "one seed")
     labels = [label.get_text() for label in saved_figures[0].axes[0].get_yticklabels()]
     assert labels == [f"k={name}" for name in order]
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("metric", ["accuracy", "mse"])
-@pytest.mark.parametrize("diverged", [1, 4])
-def test_settings_of_a_grid_that_diverged_have_dark_text(tmp_path, saved_figures, metric, diverged):
-    values = itertools.product(("0.1", "0.4"), ("dim0", "batch"))
-    means = [math.nan] * diverged + [0.75] * (4 - diverged)
-    found = settings(*((value, mean, None) for value, mean in zip(values, means, strict=True)))
-    plot_sweep(found, ("rate", "partition"), metric, tmp_path / "sweep.png", "one seed")
-    texts = saved_figures[0].axes[0].texts
-    assert [text.get_text()[:3] == "nan" for text in texts] == [math.isnan(m) for m in means]
-    assert {text.get_color() for text in texts[:diverged]} == {INK}
 
 
 def test_the_selected_setting_is_shown_however_many_have_a_better_test(tmp_path, saved_figures):
@@ -232,4 +181,4 @@ def test_lines_whose_names_do_not_fit_a_legend_are_rows(tmp_path, saved_figures)
     name = "a_very_long_name_of_a_preset_that_does_not_fit_beside_another_one"
     runs = points(*((str(n), f"{name}{m}") for n in range(3) for m in range(2)))
     plot_sweep(runs, ("shots", "experiment"), "accuracy", tmp_path / "sweep.png", "one seed")
-    assert kind_of(saved_figures[0].axes[0]) in ("rows", "heat map")
+    assert kind_of(saved_figures[0].axes[0]) == "rows"
