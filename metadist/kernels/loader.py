@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -267,23 +266,13 @@ def compile_source(command: list[str], target: Path) -> None:
     """Run a compiler command without `-o`, and move the library to `target` atomically."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         output = Path(folder) / target.name
-        _run([*command, "-o", str(output)])
+        subprocess.run(
+            [*command, "-o", str(output)],
+            check=True, timeout=TIMEOUT_SECONDS,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         output.chmod(0o700)
         output.replace(target)
-
-
-def _run(command: list[str]) -> None:
-    """Run a compiler; on a timeout, kill it with its child processes."""
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as compiler:
-        try:
-            status = compiler.wait(TIMEOUT_SECONDS)
-        except BaseException:
-            os.killpg(compiler.pid, signal.SIGKILL)
-            raise
-    if status:
-        raise subprocess.CalledProcessError(status, command)
 
 
 def _cache_directory() -> Path:

