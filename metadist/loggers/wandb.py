@@ -2,14 +2,12 @@
 
 import contextlib
 import math
-import netrc
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from metadist.errors import UserError, one_line
 from metadist.files import atomic_write, wrap_write_errors
@@ -72,8 +70,8 @@ class WandbLogger(Logger):
         import wandb
 
         run_id = _run_id(run)
-        session = wandb.setup(settings=wandb.Settings(silent=True))
-        if self.mode == "online" and not _has_credentials(session.settings.base_url):
+        wandb.setup(settings=wandb.Settings(silent=True))
+        if self.mode == "online" and not wandb.login(prompt=False, verify=False):
             raise UserError(
                 "no login for Weights & Biases was found: run `wandb login`, set WANDB_API_KEY, "
                 "or log to files with mode=offline."
@@ -164,15 +162,3 @@ def _run_id(run: Run) -> str:
         run_id = secrets.token_hex(4)
         atomic_write(path, f"{run_id}\n".encode())
         return run_id
-
-
-def _has_credentials(base_url: str) -> bool:
-    """Whether wandb can log in without prompting on the terminal."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    candidates = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]
-    for path in (Path(name).expanduser() for name in candidates if name):
-        with contextlib.suppress(OSError, netrc.NetrcParseError):
-            if netrc.netrc(str(path)).authenticators(urlsplit(base_url).hostname or ""):
-                return True
-    return False

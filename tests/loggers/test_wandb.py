@@ -109,10 +109,12 @@ def test_disabled_mode_writes_no_run(tmp_path):
 
 
 def test_online_without_credentials_is_refused_without_a_prompt(tmp_path, monkeypatch):
+    import wandb
+
+    wandb.teardown()  # which forgets the login of another test
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.setenv("HOME", str(tmp_path))
     logger = WandbLogger(mode="online")
     with pytest.raises(UserError, match="no login for Weights & Biases"):
         logger.start(example_run(tmp_path))
@@ -123,14 +125,14 @@ def test_online_without_credentials_is_refused_without_a_prompt(tmp_path, monkey
 def test_a_login_is_found_and_a_service_that_refuses_it_is_one_sentence(tmp_path, monkeypatch, way):
     import wandb
 
+    wandb.teardown()
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     if way == "netrc":
         url = wandb.setup(settings=wandb.Settings(silent=True)).settings.base_url
         login = f"machine {urlsplit(url).hostname} login user password {KEY}\n"
-        (tmp_path / ".netrc").write_text(login)
+        (tmp_path / "netrc").write_text(login)
     else:
         monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
 
