@@ -123,42 +123,6 @@ def load_or_create(root: Path, name: str, create: Callable[[], ArraySpec]) -> Ca
         return cached
 
 
-def load_any(root: Path, stem: str, shape: tuple[int | None, ...]) -> CachedArray | None:
-    """Load an array `STEM_*.npy` in `root`, for users who copied the array without the images.
-
-    Args:
-        root: the dataset's directory.
-        stem: the first part of the array's name.
-        shape: the shape of the array, with None for a dimension of any size. Arrays of another
-            shape are not used.
-
-    Raises:
-        UserError: there are several; some of them are of earlier versions of the images.
-    """
-    intact = {}
-    for path in sorted(root.glob(f"{stem}_*.npy")):
-        cached = _load(path, cache_directory(root) / path.name)
-        if cached is not None and _fits(cached, shape):
-            intact[path.name] = cached
-        elif cached is not None:
-            _log.warning("%s has other contents than expected and will not be used", path)
-    if len(intact) > 1:
-        raise UserError(
-            f"{root} has no images, and several arrays of images, {', '.join(intact)}: keep the "
-            "one of the current images, and delete the others."
-        )
-    return next(iter(intact.values()), None)
-
-
-def _fits(cached: CachedArray, shape: tuple[int | None, ...]) -> bool:
-    found = cached.array.shape
-    return (
-        len(found) == len(shape)
-        and all(size in (None, given) for size, given in zip(shape, found, strict=True))
-        and all(isinstance(name, str) for name in cached.names)
-    )
-
-
 def _load_verified(path: Path, target: Path) -> CachedArray | None:
     """The array at `path` if its checksum has been verified and it is unchanged since."""
     marker = _marker_path(target)
@@ -208,6 +172,7 @@ def _open(path: Path, verify: bool) -> CachedArray | None:
             array.dtype == np.uint8
             and array.flags.c_contiguous
             and len(names) == len(array)
+            and all(isinstance(name, str) for name in names)
             and (
                 not verify
                 or metadata["crc32"]

@@ -107,12 +107,8 @@ class CifarFS(DecodedImages):
 
 def load_images(root: Path, download: bool) -> CachedArray:
     """The images: cached, or from CIFAR-100's files or a download; see `CifarFS`."""
-    stem = "cifar_fs"
     source = _find(root)
     if source is None:
-        shape = (len(_CLASS_NAMES), EXAMPLES, 3, SIDE, SIDE)
-        if (cached := array_cache.load_any(root, stem, shape)) is not None:
-            return cached
         advice = (
             f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}, or set "
             "dataset.root to the directory that has it"
@@ -125,8 +121,10 @@ def load_images(root: Path, download: bool) -> CachedArray:
         source = root / _ARCHIVE
         data_files.download(source, _published_archive, "CIFAR-100", advice)
     files = [source] if source.is_file() else [source / part for part in _PARTS]
-    name = f"{stem}_{data_files.fingerprint(((file.name, file) for file in files), _FORMAT)}.npy"
-    return array_cache.load_or_create(root, name, lambda: read(source, _CLASS_NAMES))
+    digest = data_files.fingerprint(((file.name, file) for file in files), _FORMAT)
+    return array_cache.load_or_create(
+        root, f"cifar_fs_{digest}.npy", lambda: read(source, _CLASS_NAMES)
+    )
 
 
 def _find(root: Path) -> Path | None:

@@ -8,8 +8,8 @@ import numpy as np
 from annotated_types import Interval
 
 from metadist.errors import UserError
-from metadist.tasks import array_cache, image_files
-from metadist.tasks.decoded_images import DecodedImages, group_by_class, load_classes
+from metadist.tasks import image_files
+from metadist.tasks.decoded_images import DecodedImages, load_classes
 from metadist.tasks.image_files import ImageClass
 from metadist.tasks.images import split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
@@ -66,7 +66,6 @@ class CUB(DecodedImages):
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
-        stem, shape = f"cub_{self.size}px", (IMAGES, 3, self.size, self.size)
         classes: list[ImageClass] = []
         with image_files.root_errors(root, "CUB-200-2011"):
             for folder in FOLDERS:
@@ -74,8 +73,6 @@ class CUB(DecodedImages):
                     folders = image_files.class_folders(root / folder)
                     classes = [species for species in folders if species.files]
                     break
-        if not classes and (cached := array_cache.load_any(root, stem, shape)) is not None:
-            return group_by_class(cached)
         if len(classes) != CLASSES:
             raise UserError(
                 f"{root} has {len(classes)} species of CUB-200-2011 with images, expected "
@@ -88,7 +85,7 @@ class CUB(DecodedImages):
                 f"{root} has {images} images of CUB-200-2011, expected {IMAGES}: replace it with a "
                 "complete copy, or use dataset=folder."
             )
-        return load_classes(root, stem, classes, self.size, "RGB")
+        return load_classes(root, f"cub_{self.size}px", classes, self.size, "RGB")
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         by_remainder = ("train", "validation", "train", "test")

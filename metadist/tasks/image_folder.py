@@ -9,8 +9,8 @@ import numpy as np
 from annotated_types import Ge, Gt, Interval, Lt
 
 from metadist.errors import UserError
-from metadist.tasks import array_cache, data_files, image_files
-from metadist.tasks.decoded_images import DecodedImages, given_splits, group_by_class, load_classes
+from metadist.tasks import data_files, image_files
+from metadist.tasks.decoded_images import DecodedImages, given_splits, load_classes
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,6 @@ class ImageFolder(DecodedImages):
 
     def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
         stem = f"folder_{self.size}px_{self.channels}"
-        shape = (None, *((3,) if self.channels == 3 else ()), self.size, self.size)
         folders = image_files.find_classes(root, "class folders")
         classes = [folder for folder in folders if folder.files]
         empty = [
@@ -92,8 +91,6 @@ class ImageFolder(DecodedImages):
                 ", …" if len(empty) > _SHOWN else "",
             )
         if not classes:
-            if (cached := array_cache.load_any(root, stem, shape)) is not None:
-                return group_by_class(cached)
             raise UserError(
                 f"{root} has no images in class folders: give a directory with a folder of images "
                 "for each class, or with folders train, val and test of class folders."

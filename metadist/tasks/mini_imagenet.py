@@ -72,14 +72,8 @@ class MiniImageNet(DecodedImages):
 
 def load_images(root: Path) -> CachedArray:
     """The decoded images: cached, or from one of the layouts; see `MiniImageNet`."""
-    stem = MiniImageNet.dataset_name
     layout = mini_imagenet_files.find(root)
     if layout is None:
-        classes = sum(mini_imagenet_files.CLASSES.values())
-        side = mini_imagenet_files.SIDE
-        shape = (classes, mini_imagenet_files.EXAMPLES, 3, side, side)
-        if (cached := array_cache.load_any(root, stem, shape)) is not None:
-            return cached
         raise UserError(mini_imagenet_files.no_layout(root))
-    name = f"{stem}_{mini_imagenet_files.fingerprint(layout)}.npy"
+    name = f"mini_imagenet_{mini_imagenet_files.fingerprint(layout)}.npy"
     return array_cache.load_or_create(root, name, lambda: mini_imagenet_files.decode(layout))

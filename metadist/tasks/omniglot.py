@@ -143,14 +143,9 @@ class Omniglot(ImageClasses):
 
 def load_images(root: Path, size: int, download: bool) -> CachedArray:
     """The decoded images: cached, or from folders, zip files or a download; see `Omniglot`."""
-    stem = f"omniglot_{size}px"
     sources = omniglot_files.find(root)
     missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
     if missing:
-        characters = sum(omniglot_files.CHARACTERS.values())
-        shape = (characters, omniglot_files.EXAMPLES, size, size)
-        if (cached := array_cache.load_any(root, stem, shape)) is not None:
-            return cached
         if not download:
             files = " and ".join(missing)
             raise UserError(
@@ -160,7 +155,7 @@ def load_images(root: Path, size: int, download: bool) -> CachedArray:
             )
         omniglot_files.download(root, missing)
         sources = omniglot_files.find(root)
-    name = f"{stem}_{omniglot_files.fingerprint(sources, size)}.npy"
+    name = f"omniglot_{size}px_{omniglot_files.fingerprint(sources, size)}.npy"
     return array_cache.load_or_create(root, name, lambda: omniglot_files.decode(sources, size))
 
 

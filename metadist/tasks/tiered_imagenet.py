@@ -95,8 +95,6 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
             names = [f"{item.split}/{item.name}" for item in classes]
             _check(root, names, [len(item.files) for item in classes])  # before they are decoded
             return load_classes(root, stem, classes, SIDE, "RGB")
-    if (cached := array_cache.load_any(root, stem, (None, 3, SIDE, SIDE))) is not None:
-        return group_by_class(cached)
     raise UserError(
         f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
         "those of val and test, nor folders train, val and test of class folders: run metadist "

@@ -22,7 +22,7 @@ from fuzzing.corruption import (
     truncated,
     untouched,
 )
-from metadist.tasks import array_cache
+from metadist.tasks import array_cache, omniglot_files
 
 _SET, _OTHER = "images_background", "images_evaluation"
 _CHARACTERS, _EXAMPLES = 964, 20
@@ -129,10 +129,12 @@ def _changed_image(root: Path, intact: _IntactFiles, touch: Callable[[Path], obj
 def _changed_cache(
     root: Path, intact: _IntactFiles, kind: str, corruption: Callable[[bytes], bytes]
 ) -> None:
-    (root / f"{_OTHER}.zip").unlink()
+    with zipfile.ZipFile(root / f"{_SET}.zip", "w"):
+        pass
+    digest = omniglot_files.fingerprint(omniglot_files.find(root), 28)
     for suffix, data in intact.cache.items():
         content = corruption(data) if suffix == kind else data
-        (root / f"omniglot_28px_0.{suffix}").write_bytes(content)
+        (root / f"omniglot_28px_{digest}.{suffix}").write_bytes(content)
 
 
 def _images(rng: random.Random) -> dict[str, bytes]:

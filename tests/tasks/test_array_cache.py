@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from metadist.errors import UserError
 from metadist.files import partial_path
 from metadist.tasks import array_cache
-from metadist.tasks.array_cache import ArraySpec, file_lock, load_any, load_or_create
+from metadist.tasks.array_cache import ArraySpec, file_lock, load_or_create
 
 
 def rows(count, size):
@@ -62,7 +62,6 @@ def test_a_failed_creation_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match="third image"):
         load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((4,), ["a", "b"], broken()))
     assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
-    assert load_any(tmp_path, "a", (None, None)) is None
 
 
 class BusyLock(FileLock):
@@ -127,7 +126,7 @@ def test_a_lock_is_held_by_one_and_released(tmp_path, monkeypatch):
 LOAD = """
 import os, sys, zlib
 from pathlib import Path
-from metadist.tasks.array_cache import load_any, load_or_create
+from metadist.tasks.array_cache import load_or_create
 
 def refuse():
     raise AssertionError("created again")
@@ -140,16 +139,15 @@ def counting(data, *start):
 
 zlib.crc32 = counting
 root = Path(sys.argv[1])
-any_array = sys.argv[2] == "any"
-found = load_any(root, "a", (None, None)) if any_array else load_or_create(root, "a_0.npy", refuse)
+found = load_or_create(root, "a_0.npy", refuse)
 print(read, found.array[3, 0], found.names[3])
 """
 
 
-def load_in_another_process(root, how="create"):
+def load_in_another_process(root):
     """Bytes of which the process computed the checksum, and an element and a name."""
     output = subprocess.run(
-        [sys.executable, "-c", LOAD, str(root), how],
+        [sys.executable, "-c", LOAD, str(root)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True, text=True, timeout=180, check=True,
     ).stdout.split()  # fmt: skip
@@ -166,9 +164,8 @@ def cached(tmp_path):
     return root / "a_0.npy"
 
 
-@pytest.mark.parametrize("how", ["create", "any"])
-def test_another_process_does_not_verify_again(cached, how):
-    assert load_in_another_process(cached.parent, how) == (0, ["3", "row3"])
+def test_another_process_does_not_verify_again(cached):
+    assert load_in_another_process(cached.parent) == (0, ["3", "row3"])
 
 
 def rewrite(cached):
@@ -231,16 +228,6 @@ def test_a_damaged_header_is_noticed(cached, old, new):
     assert remade.names == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("names", "shape"), [(["a", "b"], (None, 4)), (["a", "b"], (3, 3)), ([1, 2], (None, 3))]
-)
-def test_arrays_of_other_contents_are_not_used(tmp_path, caplog, names, shape):
-    load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((3,), names, rows(2, 3)))
-    assert load_any(tmp_path, "a", shape) is None
-    path = tmp_path / "a_0.npy"
-    assert caplog.messages == [f"{path} has other contents than expected and will not be used"]
-
-
 def test_arrays_of_earlier_images_are_named(tmp_path, caplog):
     caplog.set_level("INFO")
     for name in ("a_0.npy", "a_1.npy"):
@@ -254,7 +241,8 @@ def test_a_changed_byte_is_noticed(cached):
     status = cached.stat()
     cached.write_bytes(data)
     os.utime(cached, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert load_any(cached.parent, "a", (None, None)) is None
+    remade = load_or_create(cached.parent, cached.name, lambda: ArraySpec((2,), ["a"], rows(1, 2)))
+    assert remade.names == ["a"]
 
 
 def test_markers_of_a_directory_that_is_read_only_are_in_the_users_cache(cached, tmp_path):
@@ -266,7 +254,6 @@ def test_markers_of_a_directory_that_is_read_only_are_in_the_users_cache(cached,
         verified, _ = load_in_another_process(root)
         assert verified > 5 * 10**6
         assert load_in_another_process(root) == (0, ["3", "row3"])
-        assert load_in_another_process(root, "any") == (0, ["3", "row3"])
         assert [file.name for file in root.iterdir() if file.name.startswith(".")] == []
     finally:
         root.chmod(0o700)
@@ -287,8 +274,9 @@ def test_a_finished_array_needs_no_cache_directory(cached, tmp_path, monkeypatch
         (np.zeros((3, 2), np.uint8).T, ["a", "b"]),
         (np.zeros((2, 3), np.uint8), ["a"]),
         (np.zeros((2, 3), np.uint8), 2),
+        (np.zeros((2, 3), np.uint8), [1, 2]),
     ],
-    ids=["type", "order", "names", "no names"],
+    ids=["type", "order", "names", "no names", "no text"],
 )
 def test_files_that_are_no_cached_array_are_not_used(tmp_path, caplog, array, names):
     np.save(tmp_path / "a_0.npy", array)
@@ -297,13 +285,11 @@ def test_files_that_are_no_cached_array_are_not_used(tmp_path, caplog, array, na
         zlib.crc32(json.dumps([names, list(array.shape)]).encode()),
     )
     (tmp_path / "a_0.json").write_text(json.dumps({"names": names, "crc32": crc32}))
-    assert load_any(tmp_path, "a", (None, None)) is None
-    assert caplog.messages == [f"{tmp_path / 'a_0.npy'} is corrupt and will not be used"]
+    made = load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((3,), ["c", "d"], rows(2, 3)))
+    assert made.names == ["c", "d"]
+    assert f"{tmp_path / 'a_0.npy'} is corrupt and will not be used" in caplog.messages
     np.save(tmp_path / "a_0.npy", np.zeros((2, 3), np.uint8))
     (tmp_path / "a_0.json").write_text(json.dumps({"names": ["a", "b"], "crc32": zlib.crc32(
         bytes(6), zlib.crc32(b'[["a", "b"], [2, 3]]'))}))  # fmt: skip
-    assert load_any(tmp_path, "a", (None, None)).names == ["a", "b"]
-    for suffix in (".npy", ".json"):
-        shutil.copy(tmp_path / f"a_0{suffix}", tmp_path / f"a_1{suffix}")
-    with pytest.raises(UserError, match=r"several arrays of images, a_0\.npy, a_1\.npy: keep"):
-        load_any(tmp_path, "a", (None, None))
+    found = load_or_create(tmp_path, "a_0.npy", lambda: ArraySpec((3,), ["e"], rows(1, 3)))
+    assert found.names == ["a", "b"]

@@ -1,5 +1,3 @@
-import shutil
-
 import pytest
 from PIL import Image
 
@@ -40,17 +38,6 @@ def test_the_split_of_chen_et_al(tmp_path, below):
     assert dataset.protocol()["classes"] == {"train": 100, "validation": 50, "test": 50}
     key = task_keys(0, "test", 0, range(1))[0]
     assert FewShotTasks(dataset, 5, 1, 2).sample(key).query.inputs.shape == (10, 3, 8, 8)
-
-
-def test_a_copied_array_of_an_incomplete_copy_is_refused(tmp_path, monkeypatch):
-    write(tmp_path / "images")
-    CUB(str(tmp_path), size=8)
-    shutil.rmtree(tmp_path / "images")
-    monkeypatch.setattr(cub, "IMAGES", 500)
-    assert CUB(str(tmp_path), size=8).protocol()["classes"]["train"] == 100
-    monkeypatch.setattr(cub, "IMAGES", 501)
-    with pytest.raises(UserError, match=r"has 0 species .* metadist fetch cub"):
-        CUB(str(tmp_path), size=8)
 
 
 def test_an_incomplete_copy_is_refused(tmp_path):

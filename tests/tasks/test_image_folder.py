@@ -169,14 +169,6 @@ def test_decoded_once_for_each_size_and_again_when_a_file_changes(tmp_path, monk
     assert calls == [8, 9, 8]
     (root / "class03").rename(root / "renamed")
     assert any("renamed" in names for names in ImageFolder(str(root), size=8).classes.values())
-    # The decoded images are enough, of this size and in these colours.
-    for folder in root.glob("[cr]*"):
-        shutil.rmtree(folder)
-    for cached in sorted(root.glob("folder_8px_3_*.npy"))[1:]:
-        cached.unlink()
-    assert [len(ImageFolder(str(root), size=8).classes[split]) for split in SPLITS] == [6, 2, 2]
-    with pytest.raises(UserError, match="no images in class folders"):
-        ImageFolder(str(root), size=8, channels=1)
 
 
 def test_what_cannot_be_used_is_refused(tmp_path):
