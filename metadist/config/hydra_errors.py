@@ -114,8 +114,8 @@ def _advice(text: str) -> str | None:
         return f"~{match[1]} deletes no option of the defaults list: {advice}."
     if match := re.match(r"Multiple values for (\S+)\. To override a value use '.*: (\S+)'", text):
         return (
-            f"{match[1]} is already in the defaults list, as {match[2]}: write {match[1]}=VALUE, "
-            f"without the plus; in a file, `override /{match[1]}: VALUE`."
+            f"{match[1]} is already in the defaults list: write {match[1]}={match[2]}, "
+            f"without the plus; in a file, `override /{match[1]}: {match[2]}`."
         )
     if match := re.match(r"(\S+) appears more than once in the final defaults list", text):
         return (

@@ -55,7 +55,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
             "choose one of early_stopping, ema; a directory of your own",
         ),
         (["+experiment=mine"], "choose one of the 5"),
-        (["+partition=dim0", "+partition=batch"], "partition is already in the defaults list, as"),
+        (
+            ["+partition=dim0", "+partition=batch"],
+            "in the defaults list: write partition=batch, without the plus; in a file, `override",
+        ),
         (["dataset.size=9"], "not in conf/, but it is an option: write +dataset.size=VALUE to"),
         (["dataset.sise=9"], "is not a key of the configuration (did you mean size?): the keys of"),
         (
