@@ -219,7 +219,8 @@ def _composition(text: str, cause: BaseException | None) -> str:
         return text.split(" Set the environment variable")[0]
     key = match[1]
     top = key.split(".")[0]
-    if top in NOT_IN_DEFAULTS:
+    node = getattr(cause, "parent_node", None)
+    if top in NOT_IN_DEFAULTS and not (isinstance(node, DictConfig) and "_target_" in node):
         return (
             f"{top} is not in the defaults list: write +{key}=VALUE to add it; in a file, "
             f"`/{top}: VALUE` without `override`."
@@ -230,7 +231,6 @@ def _composition(text: str, cause: BaseException | None) -> str:
             f"an option of {group} overrides {key.partition('@')[0]} in its own package: let its "
             "file begin with the line `# @package _global_`."
         )
-    node = getattr(cause, "parent_node", None)
     if top == "callbacks" and not (isinstance(node, DictConfig) and "_target_" in node):
         return (
             f"{key} is not a key of the configuration: choose the callback too, as in "

@@ -76,6 +76,7 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         ),
         (["sweep.retries=3"], "the keys of sweep are on_failure."),
         ([ANYTHING, "callbacks.mine.two=2"], ", or write +callbacks.mine.two=VALUE to add it."),
+        (["+partition=dim0", "partition.dmi=1"], "(did you mean dim?): the keys of partition are"),
         (["partition=dim0"], "partition is not in the defaults list: write +partition=VALUE to"),
         (
             ["partition._target_=a.B"],
