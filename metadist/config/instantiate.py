@@ -278,7 +278,7 @@ def _check_missing(
         uncalled = "" if inspect.isclass(target) else f"; +{path}._partial_=true takes it uncalled"
         raise UserError(
             f"{path}.{missing[0]} is missing: {_name(target)} requires it, as in "
-            f"+{path}.{missing[0]}=VALUE{uncalled}."
+            f"++{path}.{missing[0]}=VALUE{uncalled}."
         )
 
 

@@ -19,6 +19,13 @@ class Mine(MAML):
         super().__init__(model)
 
 
+class NeedsRate:
+    """A class with an option that it requires."""
+
+    def __init__(self, lr: float):
+        self.lr = lr
+
+
 MINE = f"{__name__}.Mine"
 
 PRESET = """# @package _global_
@@ -57,6 +64,15 @@ def test_a_class_of_the_user_has_its_own_defaults(composed):
     cfg = composed(f"algorithm._target_={MINE}", "algorithm.inner_lr=0.2")
     assert values(cfg.algorithm) == {"inner_lr": 0.2} and cfg.algorithm._target_ == MINE
     assert cfg.model == composed().model
+
+
+@pytest.mark.parametrize("group", ["optimizer", "reducer"])
+def test_a_missing_option_is_given_as_its_error_says(composed, group):
+    target = f"{group}._target_={__name__}.NeedsRate"  # in conf/, optimizer has the option
+    with pytest.raises(UserError) as caught:
+        instantiate(composed(target)[group], group)
+    assert f"as in ++{group}.lr=VALUE." in str(caught.value)
+    assert instantiate(composed(target, f"++{group}.lr=0.5")[group], group).lr == 0.5
 
 
 def test_a_misspelt_key_of_a_class_of_the_user_is_refused(composed):
