@@ -68,7 +68,8 @@ def test_a_program_ends_with_a_call_that_does_not(worker):
         program.kill()
     outputs = {worker: output, other: printed}
     assert outputs == {0: "not waited for\ndone\n", 1: "done\n"}
-    assert "a call to this process still runs; its result is dropped" in errors
+    if worker == 0:  # its own call
+        assert "a call to this process still runs; its result is dropped" in errors
     assert "error: a call to this process has not ended, and is ended now." in errors
     assert program.returncode == 1
 
