@@ -6,6 +6,7 @@ Parameters, buffers and tasks are inputs of a compiled step. Everything else tha
 
 import enum
 import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MethodType
 from typing import Any
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from metadist.algorithms.functional import submodules
 
 _NUMBERS_AND_TEXTS = (bool, int, float, str)
-_MODULES = "modules"
+_INTERNAL = frozenset(name for name in vars(nn.Module()) if name[0] == "_")
+"""The attributes that `nn.Module` has for itself."""
+
+_IMMUTABLE = (bytes, range, type, torch.dtype, torch.layout, enum.Enum)
 _MAX_DEPTH = 8
 """The depth of nested containers up to which values are compared."""
 
@@ -35,7 +39,12 @@ class Constants:
     """
 
     def __init__(self, learner: nn.Module) -> None:
-        self._values = _values(learner, copy=True)
+        modules = submodules(learner)
+        self._prefixes = list(modules.values())
+        self._values = [
+            {name: _comparable(v, modules, copy=True) for name, v in _attributes(module).items()}
+            for module in modules
+        ]
 
     def changed_names(self, learner: nn.Module) -> list[str]:
         """The names of the attributes that differ now; "modules" if the modules do.
@@ -45,40 +54,52 @@ class Constants:
         Args:
             learner: the same learner, or a copy.
         """
-        before, now = self._values, _values(learner, copy=False)
-        if before[_MODULES] != now[_MODULES]:
-            return [_MODULES]
-        return [name for name in before | now if not _are_equal(before, now, name)]
+        modules = submodules(learner)
+        if list(modules.values()) != self._prefixes:
+            return ["modules"]
+        changed = []
+        for (module, prefix), before in zip(modules.items(), self._values, strict=True):
+            now = _attributes(module)
+            changed += [prefix + name for name in before.keys() ^ now.keys()]
+            changed += [
+                prefix + name
+                for name, value in now.items()
+                # A value that cannot change in place stands for itself.
+                if value is not before.get(name, value)
+                and not _are_equal(before[name], _comparable(value, modules, copy=False))
+            ]
+        return changed
 
 
-def _are_equal(before: dict[str, Any], now: dict[str, Any], name: str) -> bool:
-    try:
-        return bool(before[name] == now[name])
-    except Exception:  # missing, or of a type that cannot be compared, such as a sparse tensor
-        return False
-
-
-def _values(learner: nn.Module, copy: bool) -> dict[str, Any]:
-    """The values by name, in a form in which they are equal if their contents are."""
-    modules = submodules(learner)
-    found: dict[str, Any] = {_MODULES: list(modules.values())}
-    for module, prefix in modules.items():
-        attributes = vars(module)
-        found[prefix + "__class__"] = type(module)
-        hooks = [*attributes["_forward_pre_hooks"].values(), *attributes["_forward_hooks"].values()]
-        found[prefix + "forward hooks"] = [
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are compared, with its class and its hooks."""
+    attributes = vars(module)
+    found: dict[str, Any] = {
+        name: value
+        for name, value in attributes.items()
+        if name not in _INTERNAL and (name[0] != "_" or isinstance(value, _NUMBERS_AND_TEXTS))
+    }
+    found["__class__"] = type(module)
+    before, after = attributes["_forward_pre_hooks"], attributes["_forward_hooks"]
+    if before or after:
+        hooks = [*before.values(), *after.values()]
+        found["forward hooks"] = [
             getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks
         ]
-        for name, value in attributes.items():
-            if name[0] != "_" or isinstance(value, _NUMBERS_AND_TEXTS):
-                found[prefix + name] = _comparable(value, modules, copy)
     return found
+
+
+def _are_equal(before: Any, now: Any) -> bool:
+    try:
+        return bool(before == now)
+    except Exception:  # of a type that cannot be compared, such as a sparse tensor
+        return False
 
 
 def _comparable(value: Any, modules: Mapping[nn.Module, str], copy: bool, depth: int = 0) -> Any:
     if isinstance(value, _NUMBERS_AND_TEXTS):
         return value if value == value else "NaN"
-    if isinstance(value, bytes | range | type | torch.dtype | torch.layout | enum.Enum):
+    if value is None or isinstance(value, _IMMUTABLE):
         return value
     if isinstance(value, Tensor):
         return _TensorValue(value, copy)
@@ -108,7 +129,9 @@ def _comparable(value: Any, modules: Mapping[nn.Module, str], copy: bool, depth:
         if not hasattr(value, "__dict__"):
             return value
         items = [*vars(value), *vars(value).values()]
-    return kind, [_comparable(item, modules, copy, depth + 1) for item in items]
+    contents = [_comparable(item, modules, copy, depth + 1) for item in items]
+    same = kind is tuple and all(map(operator.is_, contents, value))
+    return value if same else (kind, contents)
 
 
 class _TensorValue:
