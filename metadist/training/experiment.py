@@ -16,6 +16,7 @@ from metadist.metrics import task_metric
 from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.callbacks import Callback
 from metadist.training.precision import Precision
+from metadist.training.profiling import PROFILED_STEPS
 from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
 
@@ -93,12 +94,19 @@ class TrainerConfig:
         """Check options against each other.
 
         Raises:
-            UserError: `test_checkpoint` is "best", and there are no validations.
+            UserError: `test_checkpoint` is "best", and there are no validations; or `profile` is
+                set, and the run is shorter than a profile.
         """
         if self.test_checkpoint == "best" and not self.eval_every:
             raise UserError(
                 "trainer.test_checkpoint=best needs validations: set "
                 "trainer.eval_every, or take trainer.test_checkpoint=last."
+            )
+        if self.profile and self.iterations < PROFILED_STEPS:
+            raise UserError(
+                f"trainer.profile=true takes {PROFILED_STEPS} outer steps, and the run has "
+                f"{self.iterations}: set trainer.iterations={PROFILED_STEPS} or more, or "
+                "trainer.profile=false."
             )
 
 

@@ -15,7 +15,6 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from metadist.distributed import get_rank
-from metadist.errors import UserError
 from metadist.files import wrap_write_errors
 from metadist.profile_ranges import PREFIX
 
@@ -29,21 +28,8 @@ _worker: profile | None = None
 _worker_lock = threading.Lock()
 
 
-def start_profiler(steps_left: int = PROFILED_STEPS) -> profile:
-    """Start a profiler of this process. Its `step()` must be called after each outer step.
-
-    Args:
-        steps_left: number of outer steps that the run will take.
-
-    Raises:
-        UserError: the run is shorter than a profile.
-    """
-    if steps_left < PROFILED_STEPS:
-        raise UserError(
-            f"trainer.profile=true takes {PROFILED_STEPS} outer steps, and the run has "
-            f"{steps_left}: set trainer.iterations={PROFILED_STEPS} or more, or "
-            "trainer.profile=false."
-        )
+def start_profiler() -> profile:
+    """Start a profiler of this process. Its `step()` must be called after each outer step."""
     kinds = [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if torch.cuda.is_initialized() else []
     profiler = profile(

@@ -238,8 +238,7 @@ class Trainer:
 
         Raises:
             UserError: the learner holds the best weights, which `test` has loaded; a loss or
-                gradient is not finite; too few steps are left for `trainer.profile=true`; or a
-                checkpoint cannot keep a callback's state.
+                gradient is not finite; or a checkpoint cannot keep a callback's state.
             Interrupted: the run was asked to stop. A checkpoint is saved.
         """
         self._require_last_weights("train")
@@ -280,10 +279,10 @@ class Trainer:
         if not self.config.profile:
             return None
         left = self.config.iterations - self.state.iteration
-        if self.state.iteration and left < PROFILED_STEPS:
+        if left < PROFILED_STEPS:  # of a resumed run
             self._warn(f"no profile: it takes {PROFILED_STEPS} outer steps, {left} are left")
             return None
-        return start_profiler(left)
+        return start_profiler()
 
     def _catch_up(self) -> None:
         """Write the checkpoint and run the validation that the resumed iteration still lacks."""
