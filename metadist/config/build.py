@@ -289,7 +289,7 @@ def _optimizer(
         optimizer: Any = instantiate(
             cfg.optimizer, "optimizer", params=params, named_parameters=named
         )
-        _check_optimizer(optimizer, cfg.optimizer)
+        _check_optimizer(optimizer, params, cfg.optimizer)
         return optimizer, instantiate(cfg.scheduler, "scheduler", optimizer=optimizer)
 
     _, scheduler = make()
@@ -297,13 +297,19 @@ def _optimizer(
     return make()  # anew: the check has changed the learning rate
 
 
-def _check_optimizer(optimizer: Any, node: DictConfig) -> None:
+def _check_optimizer(optimizer: Any, params: list[nn.Parameter], node: DictConfig) -> None:
     """Raise an error for an optimizer that the trainer cannot use."""
     _check_type(optimizer, torch.optim.Optimizer, "optimizer", node)
     if any("lr" not in group for group in optimizer.param_groups):
         raise UserError(
             f"{node._target_} has no learning rate (lr) in its parameter groups, which schedules "
             "change and which is logged: add lr to its defaults."
+        )
+    own = set(params)
+    if any(each not in own for group in optimizer.param_groups for each in group["params"]):
+        raise UserError(
+            f"{node._target_} gives an optimizer of tensors that are not the learner's parameters, "
+            "which it would not train: pass the parameters themselves, not copies of them."
         )
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise UserError(

@@ -226,6 +226,7 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
             "SparseAdam cannot take a step",
         ),
         (f"~optimizer.fused optimizer._target_={__name__}.WithoutRate", "has no learning rate"),
+        (f"~optimizer.fused optimizer._target_={__name__}.of_copies", "not the learner's param"),
         (
             "scheduler=none scheduler._target_=torch.optim.lr_scheduler.OneCycleLR "
             "~scheduler.factor ~scheduler.total_iters +scheduler.max_lr=0.1 "
@@ -250,6 +251,10 @@ class WithoutRate(torch.optim.Optimizer):
 
     def step(self, closure=None) -> None:
         pass
+
+
+def of_copies(params, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.Adam([each.detach().clone() for each in params], lr=lr)
 
 
 def by_shape(params, lr: float = 0.1) -> torch.optim.Optimizer:
