@@ -96,7 +96,13 @@ def _callback_state(name: str, callback: Callback) -> dict[str, Any]:
             "tuples of them."
         )
 
-    return plain(callback.state_dict())
+    state = callback.state_dict()
+    if state is None:
+        raise UserError(
+            f"{type(callback).__name__}.state_dict (callbacks.{name}) returned None: return a "
+            "dict, {} for no state."
+        )
+    return plain(state)
 
 
 CONTENTS_ERRORS = (

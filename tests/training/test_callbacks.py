@@ -96,6 +96,11 @@ class Refuses(Callback):
             raise UserError("the callback does not fit: leave it out.")
 
 
+class Forgetful(Callback):
+    def state_dict(self):
+        {"last": 1.0}  # noqa: B018
+
+
 class Unsaved(Callback):
     def state_dict(self):
         return {"path": Path("somewhere")}
@@ -483,6 +488,9 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"Unsaved\.state_dict \(callbacks\.mine\) holds a Posix"):
         Trainer(x).run()
     assert x.state.iteration == 0
+    x = build(tmp_path, "strategy=local", mine("Forgetful"))
+    with pytest.raises(UserError, match=r"Forgetful\.state_dict \(callbacks\.mine\) returned None"):
+        Trainer(x).run()
 
 
 def test_a_callback_may_be_added_or_left_out_on_resume(tmp_path, plain):
