@@ -55,6 +55,7 @@ def check_before_training(
     """
     _check_picklable(strategy, learner)
     check_partition(strategy, learner, trainer.meta_batch_size)
+    _check_protocols(tasks, learner)
     _check_supervised(tasks, learner)
     _check_ways(tasks, learner)
     run_sanity_check(tasks, learner, precision)
@@ -93,6 +94,18 @@ def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
             f"{learner.algorithm_name} adapts to few-shot tasks, and supervised training gives it "
             "batches of all classes: take algorithm=supervised, or start experiments/maml.py."
         )
+
+
+def _check_protocols(tasks: TaskDistribution, learner: Learner) -> None:
+    """Require protocols that the checkpoints and `results.json` can hold."""
+    own: Any = tasks.dataset if isinstance(tasks, FewShotTasks | SupervisedTasks) else tasks
+    for source in (own, learner):
+        protocol: Any = source.protocol()
+        if not isinstance(protocol, Mapping) or not all(isinstance(key, str) for key in protocol):
+            raise UserError(
+                f"{type(source).__name__}.protocol returned {protocol!r}: return a dict whose keys "
+                "are strings, with what must be equal for results to be comparable."
+            )
 
 
 def _check_ways(tasks: TaskDistribution, learner: Learner) -> None:

@@ -744,3 +744,32 @@ def test_an_algorithm_that_loses_batched_tasks_is_reported(tasks, caplog):
         learner = kind(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False))
         check_before_training(strategy, tasks, learner, TRAINER, "float32")
         assert [r.getMessage()[: len(message)] for r in caplog.records] == [message] * bool(message)
+
+
+class NumberedProtocol(Sinusoid):
+    def protocol(self):
+        return {1: "sinusoid"}
+
+
+class NoProtocol(MAML):
+    def protocol(self):
+        super().protocol()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "algorithm", "message"),
+    [
+        (
+            NumberedProtocol,
+            MAML,
+            r"NumberedProtocol\.protocol returned \{1: 'sinusoid'\}: return a",
+        ),
+        (Sinusoid, NoProtocol, r"NoProtocol\.protocol returned None: return a dict"),
+    ],
+)
+def test_a_protocol_that_cannot_be_saved_is_refused(dataset, algorithm, message):
+    tasks = FewShotTasks(dataset(), shots=2, queries=2)
+    learner = algorithm(MLP(tasks.input_shape, tasks.outputs, [4]), regression=True)
+    strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
+    with pytest.raises(UserError, match=message):
+        check_before_training(strategy, tasks, learner, TRAINER, "float32")
