@@ -90,6 +90,10 @@ class MAML(InnerLoopLearner):
         """See `InnerLoopLearner`."""
         for _ in range(steps):
             adapted = self.step(parameters, self.gradients(parameters, support, create_graph))
+            if adapted is None:
+                raise UserError(
+                    f"{type(self).__name__}.step returned None: return all parameters by name."
+                )
             if different := adapted.keys() ^ parameters.keys():
                 raise UserError(
                     f"{type(self).__name__}.step returned other parameters than it was given "

@@ -88,6 +88,17 @@ class Forgetful(MAML):
         return {"head.bias": super().step(parameters, gradients)["head.bias"]}
 
 
+class WithoutReturn(MAML):
+    def step(self, parameters, gradients):
+        super().step(parameters, gradients)
+
+
+def test_a_step_without_a_return_is_refused():
+    learner = WithoutReturn(Conv4((1, 16, 16), 3, filters=4).double()).train()
+    with pytest.raises(UserError, match=r"WithoutReturn\.step returned None: return all"):
+        learner(images())
+
+
 def test_a_step_that_leaves_parameters_out_is_refused():
     learner = Forgetful(Conv4((1, 16, 16), 3, filters=4).double()).train()
     with pytest.raises(UserError, match=r"Forgetful\.step returned other parameters"):
