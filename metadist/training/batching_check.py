@@ -10,7 +10,7 @@ from metadist.errors import UserError
 from metadist.tasks import Episode, TaskDistribution, random_state, task_keys
 from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
 from metadist.training.precision import Precision, tensor_float32
-from metadist.training.task_mapper import require_equal_metrics, task_seed
+from metadist.training.task_mapper import require_equal_metrics, set_task_seeds, task_seed
 
 _BATCHES = ((0, 1), (1, 0), (0,))
 """Batches of the first two tasks; a task's results must be the same in all."""
@@ -98,8 +98,7 @@ def _results_of_batch(
     chunk, *others = split_into_chunks(learner, sampled, len(sampled), device, chunk_size)
     if others or not chunk.batched:
         return None
-    if learner.needs_task_seeds:
-        learner.task_seeds = [task_seed(key) for key, _ in sampled]
+    set_task_seeds(learner, chunk.keys)
     parameters = dict(learner.named_parameters())
     with (
         torch.set_grad_enabled(learner.training),

@@ -94,6 +94,10 @@ class MetaBatch(NamedTuple):
             return MetaBatch(self.keys[tasks])
         return MetaBatch(self.keys[tasks], select_episodes(self.episodes, tasks))
 
+    def with_task_dimension(self) -> "MetaBatch":
+        """The same tasks; a single task gets back the dimension that was removed."""
+        return as_batch_of_one(self) if self.keys.dim() == 1 else self
+
 
 @dataclass(frozen=True)
 class TaskMapper:
@@ -126,7 +130,7 @@ class TaskMapper:
         with tensor_float32(self.precision, device):
             return [
                 self._run_one(learner, key, to_device(episode, device))
-                for key, episode in self._sample(batch)
+                for key, episode in self._sample_each([batch.with_task_dimension()])
             ]
 
     def _chunks(
@@ -136,47 +140,45 @@ class TaskMapper:
         device: torch.device,
         chunk_size: ChunkSize,
     ) -> Iterator[Chunk]:
-        """The tasks of several batches, in order, in chunks."""
-        for chunk in self._split(batches, learner, device, chunk_size):
-            if learner.needs_task_seeds:
-                learner.task_seeds = [task_seed(key) for key in chunk.keys]
-            yield chunk
+        """Sample the tasks of several batches, in order, and split them into chunks.
 
-    def _split(
-        self,
-        batches: list[MetaBatch],
-        learner: Learner,
-        device: torch.device,
-        chunk_size: ChunkSize,
-    ) -> Iterator[Chunk]:
+        Tasks are sampled together as long as the distribution does that, the others one by one.
+        """
         count, done = sum(batch.size for batch in batches), 0
-        for keys, episodes in self._sampled_together(batches, device, chunk_size):
+        for keys, episodes in self._sample_stacked(batches, device, chunk_size):
             yield from split_stacked(learner, keys, episodes, device, chunk_size)
             done += len(keys)
         if done < count:
-            tasks = (task for batch in batches for task in self._sample(batch))
-            rest = islice(tasks, done, None)
+            rest = islice(self._sample_each(batches), done, None)
             yield from split_into_chunks(learner, rest, count - done, device, chunk_size)
 
-    def _sampled_together(
+    def _sample_stacked(
         self, batches: list[MetaBatch], device: torch.device, chunk_size: ChunkSize
     ) -> Iterator[tuple[Tensor, Episode]]:
-        """Keys and stacked tasks, as long as the distribution samples many tasks at once."""
+        """Keys and stacked tasks, until `sample_batch` returns None; nothing without it."""
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        keys = batches[0].keys
-        if len(batches) > 1 or keys.dim() == 1:
-            keys = torch.cat([batch.keys.view(-1, batch.keys.shape[-1]) for batch in batches])
         together = MAX_CHUNK
         if chunk_size != "auto":  # whole chunks
             together = max(1, MAX_CHUNK // chunk_size) * chunk_size
-        for some_keys in keys.split(together):
+        for keys in torch.cat([batch.keys for batch in batches]).split(together):
             with profile_range("data"):
-                episodes = sample_batch(some_keys, device)
+                episodes = sample_batch(keys, device)
             if episodes is None:
                 return
-            yield some_keys, episodes
+            yield keys, episodes
+
+    def _sample_each(self, batches: list[MetaBatch]) -> Iterator[tuple[Tensor, Episode]]:
+        """Keys and tasks, sampled one by one, or copied from a batch that was sent with them."""
+        for batch in batches:
+            for index, key in enumerate(batch.keys):
+                if batch.episodes is None:
+                    with profile_range("data"):
+                        episode = self.tasks.value.sample(key)
+                else:
+                    episode = copy_episode(select_episodes(batch.episodes, index))
+                yield key, episode
 
     def _prepare(self, learner: Learner, device: torch.device) -> Learner:
         if device.type == "cuda":
@@ -207,18 +209,6 @@ class TaskMapper:
         if not before or not learner.training:
             return result
         return result._replace(buffers=buffer_changes(before, buffers))
-
-    def _sample(self, batch: MetaBatch) -> Iterator[tuple[Tensor, Episode]]:
-        single = batch.keys.dim() == 1
-        for index, key in enumerate(batch.keys.unsqueeze(0) if single else batch.keys):
-            if batch.episodes is None:
-                with profile_range("data"):
-                    episode = self.tasks.value.sample(key)
-            elif single:
-                episode = copy_episode(batch.episodes)
-            else:
-                episode = copy_episode(select_episodes(batch.episodes, index))
-            yield key, episode
 
 
 @dataclass(frozen=True)
@@ -290,6 +280,7 @@ class TrainMapper(TaskMapper):
             # A copy, since the rounding of products depends on the alignment of memory.
             weight = weights[done : done + len(chunk.keys)].clone()
             done += len(chunk.keys)
+            set_task_seeds(learner, chunk.keys)
             arguments = StepArguments(learner, parameters, chunk.episodes, weight, self.precision)
             if not chunk.batched:
                 yield self._single_step(learner, chunk, weight)
@@ -357,6 +348,7 @@ class EvaluateMapper(TaskMapper):
             _out_of_memory_errors(learner, self.chunk_size),
         ):
             for chunk in self._chunks(batches, learner, device, self.chunk_size):
+                set_task_seeds(learner, chunk.keys)
                 if chunk.batched:
                     with profile_range("forward"):
                         result, _ = forward_batched(
@@ -400,12 +392,13 @@ def _out_of_memory_errors(learner: Learner, chunk_size: ChunkSize) -> Iterator[N
 
 def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
     """The learner of a mapper's calls, which is the same in all calls, and the batch of each."""
+    arguments = [_mapper_arguments(*args, **kwargs) for args, kwargs in calls]
+    return arguments[0][0], [batch.with_task_dimension() for _, batch in arguments]
 
-    def arguments(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
-        return learner, batch
 
-    learners, batches = zip(*(arguments(*args, **kwargs) for args, kwargs in calls), strict=True)
-    return learners[0], list(batches)
+def _mapper_arguments(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
+    """The arguments of a mapper, which a partitioner may also give by name."""
+    return learner, batch
 
 
 def require_equal_metrics(
@@ -445,3 +438,9 @@ def _add(total: Tensor | None, term: Tensor) -> Tensor:
 def task_seed(key: Tensor) -> int:
     """The seed of a task's random numbers, except those with which the task is sampled."""
     return seed_from(*key.tolist(), 1)  # the key alone is the seed of the sampling
+
+
+def set_task_seeds(learner: Learner, keys: Tensor) -> None:
+    """Give a learner that draws random numbers for batched tasks the seeds of these tasks."""
+    if learner.needs_task_seeds:
+        learner.task_seeds = [task_seed(key) for key in keys]
