@@ -295,6 +295,16 @@ def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ())
     return returned._replace(metrics=converted)
 
 
+def require_equal_metrics(learner: nn.Module, metrics: Sequence[Mapping[str, Tensor]]) -> None:
+    """Raise an error if the metrics of several tasks, chunks or shards have different names."""
+    for other in metrics:
+        if different := metrics[0].keys() ^ other.keys():
+            raise UserError(
+                f"{type(learner).__name__} returned the metric {min(different)} for some tasks and "
+                "not for others: return the same metrics for every task."
+            )
+
+
 def predict_queries_separately(
     predict: Callable[[Tensor], Tensor], support: Tensor, queries: Tensor
 ) -> Tensor:

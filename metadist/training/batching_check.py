@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from metadist.algorithms import Learner
+from metadist.algorithms.learner import require_equal_metrics
 from metadist.errors import UserError
 from metadist.tasks import Episode, TaskDistribution, random_state, task_keys
 from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
 from metadist.training.precision import Precision, tensor_float32
-from metadist.training.task_mapper import require_equal_metrics, set_task_seeds, task_seed
+from metadist.training.task_mapper import set_task_seeds, task_seed
 
 _BATCHES = ((0, 1), (1, 0), (0,))
 """Batches of the first two tasks; a task's results must be the same in all."""
@@ -54,7 +55,7 @@ def check_batched_tasks(
         for position, index in enumerate(batch):
             found = {name: values[position] for name, values in results.items()}
             before = expected.setdefault(index, found)
-            require_equal_metrics(learner, before, found)
+            require_equal_metrics(learner, [before, found])
             for name, value in before.items():
                 if not _equal(value, found[name], precision):
                     raise UserError(_message(learner, split, name))

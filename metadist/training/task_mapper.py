@@ -1,7 +1,7 @@
 """Mappers of meta-learning: a worker's computation on its shard of a meta-batch."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.functional import call_with, parameters_by_name
-from metadist.algorithms.learner import as_task_result
+from metadist.algorithms.learner import as_task_result, require_equal_metrics
 from metadist.distributed import module_clone
 from metadist.distributed.reducers import mean_reducer
 from metadist.distributed.responses import Gradients, WorkerResponse
@@ -227,8 +227,7 @@ class TrainMapper(TaskMapper):
         """Returns a `TaskResult` whose loss can be differentiated."""
         with profiled_request(self.profile):
             results = self.run_each(learner.train(), batch)
-        for result in results:
-            require_equal_metrics(learner, results[0].metrics, result.metrics)
+        require_equal_metrics(learner, [result.metrics for result in results])
         return mean_reducer([result._replace(predictions=None) for result in results])
 
     def weighted_sum(
@@ -249,10 +248,10 @@ class TrainMapper(TaskMapper):
             for step in self._chunk_sums(learner, batches, weights, device):
                 dtypes = dtypes or step.dtypes
                 values.append(step.result)
-                require_equal_metrics(learner, values[0].metrics, step.result.metrics)
                 for i, gradient in enumerate(step.gradients):
                     if gradient is not None:
                         gradients[i] = _add(gradients[i], gradient)
+        require_equal_metrics(learner, [value.metrics for value in values])
         none = all(gradient is None for gradient in gradients)
         total = values[0]
         if len(values) > 1:
@@ -362,7 +361,7 @@ class EvaluateMapper(TaskMapper):
                     targets = targets if chunk.batched else targets.unsqueeze(0)
                     values |= query_values(result.predictions, targets)
                 chunks.append(values)
-                require_equal_metrics(learner, chunks[0], values)
+        require_equal_metrics(learner, chunks)
         counts = [batch.size for batch in batches]
         whole = {name: torch.cat([part[name] for part in chunks]).cpu() for name in chunks[0]}
         lengths = dict.fromkeys(whole, counts)
@@ -399,17 +398,6 @@ def _learner_and_batches(calls: list[Call]) -> tuple[Learner, list[MetaBatch]]:
 def _mapper_arguments(learner: Learner, batch: MetaBatch) -> tuple[Learner, MetaBatch]:
     """The arguments of a mapper, which a partitioner may also give by name."""
     return learner, batch
-
-
-def require_equal_metrics(
-    learner: Learner, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]
-) -> None:
-    """Raise an error if two tasks of a learner have different metrics."""
-    if different := expected.keys() ^ actual.keys():
-        raise UserError(
-            f"{type(learner).__name__} returned the metric {min(different)} for some tasks and not "
-            "for others: return the same metrics for every task."
-        )
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor, nn
 
+from metadist.algorithms.learner import require_equal_metrics
 from metadist.distributed import get_rank
 from metadist.distributed.collectives import (
     all_gather,
@@ -30,7 +31,6 @@ from metadist.training.strategies.strategy import (
     Mapper,
     StopRequested,
     never,
-    require_equal_names,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class AllReduceStrategy(InProcessStrategy):
         """See `Strategy`."""
         shards = self._shards_of_rank(learner, batch)
         values = [response.value for response in run_shards(mapper, shards.calls)]
-        require_equal_names(values)
+        require_equal_metrics(learner, values)
         first = values[0]
         self._require_equal(str(sorted((name, part.shape[1:]) for name, part in first.items())))
         indexed = list(zip(shards.indices, values, strict=False))  # [] without own shards

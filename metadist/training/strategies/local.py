@@ -141,7 +141,7 @@ class LocalStrategy(InProcessStrategy):
     def map_tasks(self, mapper: Mapper, learner: nn.Module, batch: Any) -> dict[str, Tensor]:
         """See `Strategy`."""
         calls = self._shards_of_rank(learner, batch).calls
-        return concatenate_shards([response.value for response in run_shards(mapper, calls)])
+        return concatenate_shards(learner, [r.value for r in run_shards(mapper, calls)])
 
 
 def _zeros_like(tree: Any) -> Any:

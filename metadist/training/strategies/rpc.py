@@ -143,4 +143,4 @@ class RpcStrategy(Strategy):
                 timeout=self.call_timeout,
                 fanout=self.fanout,
             )
-        return concatenate_shards(values)
+        return concatenate_shards(learner, values)

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from metadist.algorithms.learner import require_equal_metrics
 from metadist.distributed import get_rank
 from metadist.distributed.partitioners import Partitioner
 from metadist.distributed.reducers import LinearReducer
-from metadist.errors import UserError
 
 Mapper = Callable[[Any, Any], Any]
 """(learner, batch) -> result."""
@@ -138,17 +138,9 @@ class Strategy(ABC):
         """
 
 
-def concatenate_shards(values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def concatenate_shards(
+    learner: nn.Module, values: Sequence[dict[str, Tensor]]
+) -> dict[str, Tensor]:
     """The values of all shards, by name, concatenated in order."""
-    require_equal_names(values)
+    require_equal_metrics(learner, values)
     return {name: torch.cat([shard[name] for shard in values]) for name in values[0]}
-
-
-def require_equal_names(values: Sequence[dict[str, Tensor]]) -> None:
-    """Raise an error if the names of the shards' values differ."""
-    names = set.union(*(shard.keys() ^ values[0].keys() for shard in values))
-    if names:
-        raise UserError(
-            f"the metric {min(names)} was returned for some tasks and not for others: return the "
-            "same metrics for every task."
-        )
