@@ -92,7 +92,8 @@ def remote_async_call(
             returns something other than triples. Raised at once.
         RuntimeError: RPC is not initialized. Raised at once.
     """
-    call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
+    call = _RemoteCall(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
+    call.send()
     result: Future = Future()
     grad_enabled = torch.is_grad_enabled()
 
@@ -131,7 +132,8 @@ def remote_sync_call(
     inference mode.
     """
     with profile_range("send"):
-        call = _Call(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
+        call = _RemoteCall(func, args, kwargs, partitioner, reducer, timeout, gradient, fanout)
+        call.send()
     return call.result()
 
 
@@ -167,8 +169,33 @@ def _check_functions(func: object, partitioner: object, reducer: object) -> None
         )
 
 
-class _Call:
-    """One call: it sends a request to each worker that has shards and reduces the responses."""
+def _partition(
+    partitioner: Partitioner | WorkerID | None, args: tuple, kwargs: dict[str, Any]
+) -> list[Shard]:
+    if isinstance(partitioner, numbers.Integral):  # NumPy's integers too
+        partitioner = int(partitioner)
+    if isinstance(partitioner, int | str):
+        return [Shard(partitioner, args, kwargs)]
+    return as_shards((partitioner or batch_partitioner)(*args, **kwargs))
+
+
+class _RemoteCall:
+    """One call: a request to each worker that has shards, and the reduction of the responses.
+
+    The constructor checks the arguments, splits them and makes the requests.
+
+    Attributes:
+        by_worker: whether workers compute gradients, as with `gradient="worker"`.
+        single: whether one worker gets all arguments.
+        shards: the shards of the call.
+        indices: the indices of the shards of each worker, by rank.
+        weights: the weight of each shard, if workers sum their shards; else None.
+        divisor: the divisor of that sum; None for none.
+        record: the entry of the call in this thread's autograd context; None without a context.
+        inputs: the tensors with respect to which each worker differentiates, in the order of
+            `indices`.
+        requests: the requests, in the order of `indices`.
+    """
 
     def __init__(
         self,
@@ -181,39 +208,34 @@ class _Call:
         gradient: GradientMode,
         fanout: int,
     ) -> None:
+        self.func, self.reducer, self.timeout = func, reducer, timeout
         self.transport = current_transport()
         _check_options(args, timeout, gradient, fanout)
         _check_functions(func, partitioner, reducer)
-        args, kwargs = with_plain_lists((() if args is None else tuple(args), kwargs or {}))
+        args, kwargs = with_plain_lists((tuple(args or ()), kwargs or {}))
         if not self.transport.carries_devices:
             args, kwargs = to_cpu((args, kwargs))
-        self.reducer = reducer
         self.by_worker = gradient == "worker" and torch.is_grad_enabled()
         self.single = isinstance(partitioner, _WORKER)
-        if isinstance(partitioner, numbers.Integral):
-            partitioner = int(partitioner)
-        if isinstance(partitioner, int | str):
-            self.shards = [Shard(partitioner, args, kwargs)]
-        else:
-            self.shards = as_shards((partitioner or batch_partitioner)(*args, **kwargs))
+        self.shards = _partition(partitioner, args, kwargs)
         # Unknown workers raise here, before anything is sent.
         self.indices: dict[int, list[int]] = {}
         for index, shard in enumerate(self.shards):
             self.indices.setdefault(self._rank(shard[0]), []).append(index)
-        self.weights: list[float] | None = None  # if not None, workers sum their shards
+        self.weights: list[float] | None = None
         self.divisor: float | None = None
         if isinstance(reducer, LinearReducer) and not self.single:
             sizes = [shard.size for shard in self.shards]
             self.weights, self.divisor = reducer.weights(sizes), reducer.divisor(sizes)
         self.record = self._record_in_context()
+        requests: list[tuple[str, WorkerRequest]] = []
         self.inputs: list[list[torch.Tensor]] = []
-        requests = [
-            (self.transport.names[rank], self._request(func, indices))
-            for rank, indices in self.indices.items()
-        ]
+        for rank, indices in self.indices.items():
+            request, inputs = self._request(indices)
+            requests.append((self.transport.names[rank], request))
+            self.inputs.append(inputs)
         in_tree = self.record is None and (self.weights is None or self._same_inputs())
         self.requests = Requests(requests, fanout if in_tree else None)
-        self._send(func, timeout)
 
     def _record_in_context(self) -> "CallRecord | None":
         """Record the call in this thread's autograd context, if there is one."""
@@ -232,9 +254,10 @@ class _Call:
             )
         return autograd.record_call(context_id, [shard[1:] for shard in self.shards])
 
-    def _send(self, func: Callable[..., Any], timeout: float | None) -> None:
+    def send(self) -> None:
+        """Send the requests, without waiting for the responses."""
         try:
-            self.requests.send(timeout)
+            self.requests.send(self.timeout)
         except Exception as error:
             if self.record is not None and not self.requests.futures:
                 self.record.remove()
@@ -243,7 +266,7 @@ class _Call:
             sent: Any = [shard[1:] for shard in self.shards]
             modules = (x for x in optree.tree_leaves(sent) if isinstance(x, torch.nn.Module))
             reason = next(filter(None, map(unpicklable_part, modules)), first_line(error))
-            name = getattr(func, "__qualname__", type(func).__name__)
+            name = getattr(self.func, "__qualname__", type(self.func).__name__)
             raise TypeError(
                 f"{name!r} or its arguments cannot be pickled ({reason}): use a function from a "
                 "module's top level, and arguments that can be pickled."
@@ -254,7 +277,10 @@ class _Call:
             return worker
         return get_worker_id(worker)
 
-    def _request(self, func: Callable[..., Any], indices: list[int]) -> WorkerRequest:
+    def _request(self, indices: list[int]) -> tuple[WorkerRequest, list[torch.Tensor]]:
+        """The request for some shards, and the tensors with respect to which the worker
+        differentiates.
+        """
         calls = [(self.shards[index][1], self.shards[index][2]) for index in indices]
         grad_indices = None
         inputs: list[torch.Tensor] = []
@@ -262,15 +288,15 @@ class _Call:
             tensors = tensors_of(calls)
             grad_indices = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
             inputs = [tensors[index] for index in grad_indices]
-        self.inputs.append(inputs)
-        return WorkerRequest(
-            func,
+        request = WorkerRequest(
+            self.func,
             calls,
             None if self.weights is None else [self.weights[index] for index in indices],
             grad_indices,
             in_context=self.record is not None,
             keep_device=self.transport.carries_devices,
         )
+        return request, inputs
 
     def _same_inputs(self) -> bool:
         """Whether all requests differentiate with respect to the same inputs, so that workers can
