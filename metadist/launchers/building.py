@@ -56,6 +56,7 @@ def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
             size = experiment.trainer_config.meta_batch_size
             partition = partition_digest(experiment.strategy, experiment.learner, size)
         device = resolve_device(experiment.train_mapper.device)
+        values = _compared_values(experiment)
         outcome = _BuildOutcome(
             iteration=experiment.state.iteration if experiment.strategy.is_driver else None,
             native=native_available(experiment.learner, device),
@@ -63,7 +64,7 @@ def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
             chunk_size=experiment.train_mapper.chunk_size,
             compile_error=compile_error,
             partition=partition,
-            configuration=_digest(values := _compared_values(experiment)),
+            configuration=_digest(values),
         )
     except (Exception, Interrupted) as any_error:
         error = any_error
