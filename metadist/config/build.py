@@ -45,7 +45,7 @@ from metadist.training import (
     supported_precision,
 )
 from metadist.training.gpu_memory import measure_chunk_size
-from metadist.training.precision import set_tensor_float32
+from metadist.training.precision import Precision, set_tensor_float32
 from metadist.training.sanity_check import check_before_training
 
 _log = logging.getLogger(__name__)
@@ -106,23 +106,12 @@ def assemble_experiment(
     """
     cfg, settings = configuration, settings or validate(configuration)
     instantiate = partial(instantiate_node, locate=locate)
-    torch.set_num_threads(settings.threads)
-    if settings.threads > usable_cpus() and get_rank() == 0:
-        _log.warning(
-            "threads=%d is more than the CPUs that this process may use, %d, and slows it down",
-            settings.threads,
-            usable_cpus(),
-        )
-    tune_malloc()
     plain = to_plain(cfg, resolve=True)
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
     device = resolve_device(settings.device)
-    strategy = _strategy(cfg, settings, device, instantiate)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
-        torch.backends.cudnn.deterministic = True  # a resumed run has the bits of a whole one
     precision = supported_precision(trainer.precision, device)
-    set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
+    _set_process_options(settings.threads, device, precision)
+    strategy = _strategy(cfg, settings, device, instantiate)
     dataset = instantiate(cfg.dataset, "dataset")
     if not trainer.eval_every:
         splits = [split for split in splits if split != "validation"]
@@ -135,6 +124,9 @@ def assemble_experiment(
     check_before_training(strategy, tasks, learner, trainer, precision)
     defaults = own_defaults(plain, locate)
     plain = with_defaults(plain, defaults)
+    compiled = None
+    if "train" in splits:
+        compiled = compile_options(trainer, tasks, learner.train(), device, repr(plain), strategy)
     local_tasks = _on_this_worker(tasks)
     return Experiment(
         name=name,
@@ -155,11 +147,7 @@ def assemble_experiment(
             trainer.task_chunk_size,
             profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
-            compiled=(
-                compile_options(trainer, tasks, learner.train(), device, repr(plain), strategy)
-                if "train" in splits
-                else None
-            ),
+            compiled=compiled,
         ),
         evaluate_mapper=EvaluateMapper(
             local_tasks, settings.device, trainer.task_chunk_size, precision=precision
@@ -168,6 +156,21 @@ def assemble_experiment(
         callbacks=_instances(cfg, "callbacks", Callback, instantiate),
         resume=settings.resume,
     )
+
+
+def _set_process_options(threads: int, device: torch.device, precision: Precision) -> None:
+    """Set the options of torch and of the memory allocation that hold for the whole process."""
+    torch.set_num_threads(threads)
+    if threads > usable_cpus() and get_rank() == 0:
+        _log.warning(
+            "threads=%d is more than the CPUs that this process may use, %d, and slows it down",
+            *(threads, usable_cpus()),
+        )
+    tune_malloc()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
+        torch.backends.cudnn.deterministic = True  # a resumed run has the bits of a whole one
+    set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
 
 
 def build_learner(
