@@ -256,7 +256,8 @@ class TrainMapper(TaskMapper):
         total = values[0]
         if len(values) > 1:
             total = optree.tree_map(lambda *parts: torch.stack(parts).sum(0), *values)
-        return WorkerResponse(total, None if none else Gradients(0, gradients), dtypes)
+        loss_leaf = 0  # the first field of a TaskResult
+        return WorkerResponse(total, None if none else Gradients(loss_leaf, gradients), dtypes)
 
     def _chunk_sums(
         self,
