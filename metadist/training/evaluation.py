@@ -18,11 +18,11 @@ from metadist.training.query_predictions import (
 from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import TASK_INDEX, EvaluateMapper, MetaBatch, order_of_tasks
 
-_MIN_CHUNK_TASKS = 64
-"""The smallest number of tasks per chunk."""
+_MIN_TASKS_PER_CALL = 64
+"""The smallest number of tasks per call of `Strategy.map_tasks`, except the last one."""
 
 _MIN_TASKS_PER_WORKER = 8
-"""The smallest number of tasks per worker and chunk."""
+"""The smallest number of tasks per worker and call."""
 
 _NO_METRICS = (TASK_INDEX, QUERIES, *QUERY_VALUES)
 """Values of a mapper's result that are not metrics."""
@@ -74,7 +74,7 @@ def evaluate(
     learner: Learner,
     keys: Tensor,
     make_batch: Callable[[Tensor], MetaBatch],
-    between_chunks: Callable[[], None] = lambda: None,
+    between_calls: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Compute loss and metrics of a learner on tasks.
 
@@ -86,17 +86,18 @@ def evaluate(
         learner: the learner to evaluate.
         keys: the tasks' keys, shape (tasks, 4).
         make_batch: a function, keys -> the batch that is sent to workers.
-        between_chunks: a function that is called after each chunk of tasks; an exception in it ends
-            the evaluation.
+        between_calls: a function that is called after each call of the strategy; an exception in it
+            ends the evaluation.
     """
     parts: list[dict[str, Tensor]] = []
     predictions: list[QueryPredictions] = []
-    for chunk in keys.split(max(_MIN_CHUNK_TASKS, _MIN_TASKS_PER_WORKER * get_world_size())):
-        values = strategy.map_tasks(mapper, learner, make_batch(chunk))
-        order = order_of_tasks(values[TASK_INDEX], chunk)
+    per_call = max(_MIN_TASKS_PER_CALL, _MIN_TASKS_PER_WORKER * get_world_size())
+    for call_keys in keys.split(per_call):
+        values = strategy.map_tasks(mapper, learner, make_batch(call_keys))
+        order = order_of_tasks(values[TASK_INDEX], call_keys)
         parts.append({n: value[order] for n, value in values.items() if n not in _NO_METRICS})
         if queries := split_queries(values):
             predictions += [queries[position] for position in order.tolist()]
-        between_chunks()
+        between_calls()
     metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return Evaluation(metrics, predictions)

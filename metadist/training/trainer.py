@@ -494,8 +494,8 @@ class Trainer:
         """
         experiment, started = self.experiment, time.perf_counter()
         with self._tested_weights() as tested:
-            between_chunks = (lambda: None) if self._is_training else self._raise_if_stopped
-            evaluation = self._evaluate("test", self.config.eval_tasks, between_chunks)
+            between_calls = (lambda: None) if self._is_training else self._raise_if_stopped
+            evaluation = self._evaluate("test", self.config.eval_tasks, between_calls)
             if self._is_main and predictions is not None:
                 write_test_predictions(predictions, prediction_records(experiment, evaluation))
             self.state.wall_seconds = time.perf_counter() - self._started
@@ -526,7 +526,7 @@ class Trainer:
                 load_learner_state(learner, before)
                 self._holds_best = False
 
-    def _evaluate(self, split: str, tasks: int, between_chunks: Callable[[], None]) -> Evaluation:
+    def _evaluate(self, split: str, tasks: int, between_calls: Callable[[], None]) -> Evaluation:
         experiment, testing = self.experiment, split == "test"
         mapper = replace(
             experiment.evaluate_mapper, evaluate_each_step=testing, return_predictions=testing
@@ -538,7 +538,7 @@ class Trainer:
             experiment.evaluated_learner,
             keys,
             functools.partial(make_batch, experiment),
-            between_chunks,
+            between_calls,
         )
         losses = evaluation.metrics["loss"]
         non_finite = (~losses.isfinite()).nonzero()
