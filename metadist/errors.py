@@ -51,9 +51,10 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its class name if the message is empty.
 
     To a first line that ends with a colon, the last line is added, such as the error of a
-    subprocess after its traceback. The advice that `torch.compile` appends to errors is left out.
+    subprocess after its traceback. The advice that `torch.compile` and RPC append is left out.
     """
     text = str(error).partition("\nSet TORCHDYNAMO_VERBOSE=1")[0]
+    text = text.partition(" Default RPC pickler does not serialize")[0]
     lines = text.strip().splitlines() or [type(error).__name__]
     return f"{lines[0]} {lines[-1].strip()}" if lines[0][-1] == ":" and lines[1:] else lines[0]
 

@@ -196,6 +196,8 @@ class Requests:
         worker, below = self._receivers[index], len(self._groups[index]) - 1
         try:
             response = self.futures[index].wait()
+            if isinstance(response, AttributeError):  # RPC returns it instead of raising it
+                raise response
         except Exception as error:
             if self._transport.is_timeout(error):
                 raise self._timeout_error(index) from None

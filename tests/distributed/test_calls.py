@@ -534,6 +534,13 @@ class Unloadable:
         return int, ("x",)
 
 
+class OnlyThere:
+    """An object whose class is missing in the process that receives it."""
+
+    def __reduce__(self) -> tuple:
+        return getattr, (max, "only_there")
+
+
 @todist.auto_init_rpc()
 def call_what_fails(gradient: str) -> list[str] | None:
     if todist.get_rank() != 0:
@@ -543,6 +550,9 @@ def call_what_fails(gradient: str) -> list[str] | None:
         with pytest.raises(todist.RemoteError) as caught:
             todist.remote_sync_call(function, args=args, partitioner=1, gradient=gradient)
         messages.append(str(caught.value))
+    for function, args in ((OnlyThere, ()), (type, (OnlyThere(),))):
+        with pytest.raises(todist.RemoteError, match=r"be transferred: .*has no attribute 'only"):
+            todist.remote_sync_call(function, args=args, partitioner=1, gradient=gradient)
     with pytest.raises(todist.RemoteError, match="SystemExit"):
         todist.remote_sync_call(
             exit_in_a_call,
