@@ -164,6 +164,11 @@ def _run_shard(
         for index, leaf in enumerate(leaves)
         if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
+    if inputs and not differentiable and any(x.grad_fn is not None for x in tensors_of(leaves)):
+        raise ValueError(
+            'gradient="worker" differentiates one scalar per result (the loss), and finds none in '
+            "a dataclass or module: return it in a tuple or dict, or detach it."
+        )
     if not differentiable or not inputs:
         return WorkerResponse(convert_result(result), None)
     index = differentiable[0]

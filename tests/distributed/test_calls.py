@@ -195,6 +195,31 @@ def test_gradients_of_tensors_in_a_dataclass(mode):
         torch.testing.assert_close(gradient, torch.as_tensor(value, dtype=torch.float64))
 
 
+@dataclass
+class Loss:
+    loss: torch.Tensor
+
+
+def loss_in_a_dataclass(model: nn.Module, batch: torch.Tensor) -> Loss:
+    return Loss(model(batch).square().mean())
+
+
+@todist.auto_init_rpc()
+def results_in_a_dataclass() -> None:
+    arguments = make_model(), make_batch(4)
+    for worker in range(2):
+        result = todist.remote_sync_call(loss_in_a_dataclass, args=arguments, partitioner=worker)
+        assert result.loss.item() == pytest.approx(reference(4)[0])
+        with pytest.raises(todist.RemoteError, match="return it in a tuple or dict"):
+            todist.remote_sync_call(
+                loss_in_a_dataclass, args=arguments, partitioner=worker, gradient="worker"
+            )
+
+
+def test_a_loss_in_a_dataclass_is_not_silently_without_gradient():
+    run_world(results_in_a_dataclass, 2)
+
+
 @todist.auto_init_rpc()
 def worker_gradients_inside_a_context() -> None:
     x = torch.tensor(3.0, requires_grad=True)
