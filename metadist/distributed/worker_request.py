@@ -5,13 +5,14 @@ model, are pickled once, and a request occupies one thread for any number of sha
 reducer the worker sums its results before it responds.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import optree
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metadist.distributed.partitioners import with_plain_lists
 from metadist.distributed.responses import (
@@ -92,7 +93,9 @@ class WorkerRequest:
         if self.grad_indices is not None:
             tensors = tensors_of(self.calls)
             inputs = [tensors[index].requires_grad_() for index in self.grad_indices]
-        return run_shards(self.function, self.calls, self.weights, inputs, self._convert_leaf)
+        return run_shards(
+            self.function, self.calls, self.weights, inputs, self._convert_leaf, copy_shared=True
+        )
 
     def _convert_leaf(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -111,6 +114,7 @@ def run_shards(
     weights: Sequence[float] | None = None,
     inputs: Sequence[Tensor] | None = None,
     convert_leaf: Callable[[Any], Any] | None = None,
+    copy_shared: bool = False,
 ) -> list[WorkerResponse]:
     """Run a function on several shards in this process, in order.
 
@@ -122,6 +126,9 @@ def run_shards(
             for no gradients.
         convert_leaf: the function applied to each leaf of the results. Default: it detaches
             tensors; a `SummingMapper` detaches its sums itself.
+        copy_shared: whether shards get copies of the modules and optimizers that they share, so
+            that what the function changes in one shard does not affect the others. Mappers of
+            several shards get no copies.
 
     Returns:
         A response for each shard, or a single one for their weighted sum.
@@ -143,8 +150,39 @@ def run_shards(
     if inputs is None and weights is None and hasattr(function, "map_batched"):
         results = function.map_batched(calls)
         return [WorkerResponse(convert_result(result), None) for result in results]
-    responses = (_run_shard(function, *call, inputs, convert_result) for call in calls)
+    shards: Iterator[_Shard] = ((call, inputs) for call in calls)
+    of_several = hasattr(function, "map_batched") or hasattr(function, "weighted_sum")
+    if copy_shared and not of_several:
+        shards = _with_copies(calls, inputs)
+    responses = (
+        _run_shard(function, *call, shard_inputs, convert_result) for call, shard_inputs in shards
+    )
     return list(responses) if weights is None else [sum_responses(responses, weights)]
+
+
+_Shard = tuple[Call, Sequence[Tensor] | None]
+"""A call, and the tensors with respect to which its result is differentiated."""
+
+
+def _with_copies(calls: Sequence[Call], inputs: Sequence[Tensor] | None) -> Iterator[_Shard]:
+    """The calls, with copies of the modules and optimizers that a later call has, too."""
+    flat = [optree.tree_flatten(cast(Any, call), none_is_leaf=True) for call in calls]
+    last = {id(leaf): index for index, (leaves, _) in enumerate(flat) for leaf in leaves}
+    for index, (leaves, structure) in enumerate(flat):
+        shared = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf, nn.Module | torch.optim.Optimizer) and last[id(leaf)] > index
+        ]
+        # deepcopy refuses tensors with a graph.
+        memo: dict[int, Any] = {id(t): t.clone() for t in tensors_of(shared) if t.grad_fn}
+        copies: dict[int, Any] = {}
+        try:
+            copies = {id(leaf): copy.deepcopy(leaf, memo) for leaf in shared}
+        except Exception:  # a module has what RPC alone can pickle, such as an RRef
+            memo.clear()
+        call: Any = structure.unflatten([copies.get(id(leaf), leaf) for leaf in leaves])
+        yield call, None if inputs is None else [memo.get(id(t), t) for t in inputs]
 
 
 def _run_shard(

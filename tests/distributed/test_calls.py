@@ -1,5 +1,6 @@
 """Remote calls between processes: the same result for any number of workers and gradient mode."""
 
+import copy
 import ctypes
 import pickle
 import threading
@@ -193,6 +194,50 @@ def test_gradients_of_tensors_in_a_dataclass(mode):
     loss, expected = reference(4)
     for gradient, value in zip(gradients, [loss, *(3 * each for each in expected)], strict=True):
         torch.testing.assert_close(gradient, torch.as_tensor(value, dtype=torch.float64))
+
+
+def adapted_loss(model: nn.Module, item: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(item.mean())
+    model.register_buffer("adapted", 1 + getattr(model, "adapted", torch.zeros(())))
+    return mean_loss(model, item.unsqueeze(0))["loss"] * model.adapted
+
+
+@todist.auto_init_rpc()
+def losses_of_models_changed_in_place() -> tuple | None:
+    if todist.get_rank() != 0:
+        return None
+    model, items = make_model(), make_batch(5)
+    losses = [adapted_loss(copy.deepcopy(model), item) for item in items]
+    options = {
+        "args": (model, items),
+        "partitioner": todist.dim_partitioner(0, exclusive=True, keepdim=False),
+    }
+    torch.testing.assert_close(todist.remote_sync_call(adapted_loss, **options), losses)
+    expected = None
+    for item in items:
+        adapted = copy.deepcopy(model)
+        gradients = torch.autograd.grad(adapted_loss(adapted, item), list(adapted.parameters()))
+        expected = gradients if expected is None else list(map(torch.add, expected, gradients))
+    for reducer in (todist.sum_reducer, sum):
+        loss = todist.remote_sync_call(adapted_loss, **options, reducer=reducer, gradient="worker")
+        torch.testing.assert_close(loss, sum(losses))
+        actual = torch.autograd.grad(loss, list(model.parameters()))
+        torch.testing.assert_close(list(actual), list(expected))
+    with todist.autograd.context() as context:
+        options["args"] = todist.module_clone(model, by="clone"), items
+        loss = todist.remote_sync_call(adapted_loss, **options, reducer=todist.sum_reducer)
+        actual = todist.autograd.grad(context, loss, list(model.parameters()))
+    torch.testing.assert_close(list(actual), list(expected))
+    model.reference = torch.distributed.rpc.RRef(1)  # it cannot be copied
+    options["args"] = model, items
+    assert len(todist.remote_sync_call(adapted_loss, **options)) == 5
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_a_call_changes_in_its_model_does_not_affect_the_next_one(size):
+    run_world(losses_of_models_changed_in_place, size)
 
 
 @dataclass
