@@ -4,6 +4,7 @@ Parameters, buffers and tasks are inputs of a compiled step. Everything else tha
 `forward` reads, such as a number or a list among a module's attributes, is a constant in it.
 """
 
+import dataclasses
 import enum
 import functools
 import operator
@@ -30,9 +31,9 @@ class Constants:
     """The values of the attributes of a learner's modules at one time.
 
     Numbers, texts, arrays, tensors and submodules are compared by their contents, also inside
-    containers and objects such as dataclasses; of objects without an equality of their own, the
-    class is compared. A learner that was sent to a worker has the constants of the original.
-    Attributes whose names begin with "_" are only compared if they are numbers or texts.
+    containers, dataclasses and other objects with an equality of their own; of the remaining
+    objects, the class is compared. A learner that was sent to a worker has the constants of the
+    original. Attributes whose names begin with "_" are only compared if they are numbers or texts.
 
     Args:
         learner: the learner. Its tensors are copied, as they may change in place.
@@ -123,6 +124,8 @@ def _comparable(value: Any, modules: Mapping[nn.Module, str], copy: bool, depth:
         items = [*value, *value.values()]
     elif isinstance(value, Sequence):
         items = value
+    elif dataclasses.is_dataclass(value):  # it may have slots
+        items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     # Copies of other objects, such as random generators, may never be equal.
     elif kind.__eq__ is not object.__eq__:
         # An object is equal to itself, also after a change of its attributes.

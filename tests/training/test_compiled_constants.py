@@ -24,6 +24,13 @@ class Settings:
     scale: float = 1.0
 
 
+@dataclass(slots=True)
+class Slots:
+    """A dataclass without `__dict__`."""
+
+    scale: float = 1.0
+
+
 @dataclass
 class WithoutValue:
     """A dataclass whose field is not set."""
@@ -54,7 +61,7 @@ class Configured(nn.Module):
         self.kind = torch.float64
         self.itself = SimpleNamespace()
         self.itself.itself = self.itself
-        self.settings = Settings()
+        self.settings, self.slots = Settings(), Slots()
         self.activation = functools.partial(F.leaky_relu, negative_slope=0.1)
         self.generator = np.random.default_rng(0)
         self.logger = logging.getLogger(__name__)
@@ -85,6 +92,7 @@ def test_a_copy_of_a_learner_has_equal_constants(copied):
         ("names", lambda each: each.names.add(3)),
         ("arguments", lambda each: setattr(each.arguments, "scale", 0.5)),
         ("settings", lambda each: setattr(each.settings, "scale", 0.5)),
+        ("slots", lambda each: setattr(each.slots, "scale", 0.5)),
         ("activation", lambda each: each.activation.keywords.update(negative_slope=0.2)),
         ("phase", lambda each: setattr(each, "phase", Phase.SECOND)),
         ("layer.__class__", lambda each: setattr(each, "layer", nn.Sigmoid())),
