@@ -6,6 +6,7 @@ reducer the worker sums its results before it responds.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -126,9 +127,9 @@ def run_shards(
             for no gradients.
         convert_leaf: the function applied to each leaf of the results. Default: it detaches
             tensors; a `SummingMapper` detaches its sums itself.
-        copy_shared: whether shards get copies of the modules and optimizers that they share, so
-            that what the function changes in one shard does not affect the others. Mappers of
-            several shards get no copies.
+        copy_shared: whether shards get copies of the modules, optimizers and dataclasses that they
+            share, so that what the function changes in one shard does not affect the others.
+            Mappers of several shards get no copies.
 
     Returns:
         A response for each shard, or a single one for their weighted sum.
@@ -165,24 +166,27 @@ _Shard = tuple[Call, Sequence[Tensor] | None]
 
 
 def _with_copies(calls: Sequence[Call], inputs: Sequence[Tensor] | None) -> Iterator[_Shard]:
-    """The calls, with copies of the modules and optimizers that a later call has, too."""
+    """The calls, with copies of the modules, optimizers and dataclasses that a later call has, too.
+
+    Tensors of theirs that are arguments, too, are those of the copies.
+    """
     flat = [optree.tree_flatten(cast(Any, call), none_is_leaf=True) for call in calls]
     last = {id(leaf): index for index, (leaves, _) in enumerate(flat) for leaf in leaves}
     for index, (leaves, structure) in enumerate(flat):
-        shared = [
-            leaf
-            for leaf in leaves
-            if isinstance(leaf, nn.Module | torch.optim.Optimizer) and last[id(leaf)] > index
-        ]
+        shared = [leaf for leaf in leaves if _is_copied(leaf) and last[id(leaf)] > index]
         # deepcopy refuses tensors with a graph.
-        memo: dict[int, Any] = {id(t): t.clone() for t in tensors_of(shared) if t.grad_fn}
-        copies: dict[int, Any] = {}
+        copies: dict[int, Any] = {id(t): t.clone() for t in tensors_of(shared) if t.grad_fn}
         try:
-            copies = {id(leaf): copy.deepcopy(leaf, memo) for leaf in shared}
+            copy.deepcopy(shared, copies)
         except Exception:  # a module has what RPC alone can pickle, such as an RRef
-            memo.clear()
+            copies.clear()
         call: Any = structure.unflatten([copies.get(id(leaf), leaf) for leaf in leaves])
-        yield call, None if inputs is None else [memo.get(id(t), t) for t in inputs]
+        yield call, None if inputs is None else [copies.get(id(t), t) for t in inputs]
+
+
+def _is_copied(argument: Any) -> bool:
+    kinds = nn.Module | torch.optim.Optimizer
+    return isinstance(argument, kinds) or dataclasses.is_dataclass(argument)
 
 
 def _run_shard(

@@ -235,6 +235,55 @@ def losses_of_models_changed_in_place() -> tuple | None:
     assert len(todist.remote_sync_call(adapted_loss, **options)) == 5
 
 
+@dataclass
+class Adapted:
+    model: nn.Module
+
+
+def loss_of_a_dataclass(adapted: Adapted, item: torch.Tensor) -> torch.Tensor:
+    return adapted_loss(adapted.model, item)
+
+
+def loss_of_parameters(model: nn.Module, item: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
+    assert any(weight is each for each in model.parameters())
+    return (weight * item.mean()).sum()
+
+
+@todist.auto_init_rpc()
+def losses_of_shared_parameters() -> None:
+    model, items = make_model(), make_batch(5)
+    weight = next(model.parameters())
+    options = {
+        "partitioner": todist.dim_partitioner(0, exclusive=True, keepdim=False),
+        "gradient": "worker",
+    }
+    losses = [adapted_loss(copy.deepcopy(model), item) for item in items]
+    args = Adapted(model), items
+    torch.testing.assert_close(
+        todist.remote_sync_call(loss_of_a_dataclass, args=args, **options), losses
+    )
+    partitioner = options.pop("partitioner")
+
+    def with_weight(model, items, weight):
+        for worker, args, kwargs in partitioner(model, items):
+            yield worker, (*args, weight), kwargs
+
+    loss = todist.remote_sync_call(
+        loss_of_parameters,
+        args=(model, items, weight),
+        partitioner=with_weight,
+        reducer=sum,
+        **options,
+    )
+    (gradient,) = torch.autograd.grad(loss, weight)
+    expected = sum(item.mean() for item in items).expand_as(weight)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_shared_dataclasses_and_parameters_of_a_shared_module():
+    run_world(losses_of_shared_parameters, 1)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_a_call_changes_in_its_model_does_not_affect_the_next_one(size):
     run_world(losses_of_models_changed_in_place, size)
