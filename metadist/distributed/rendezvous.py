@@ -198,7 +198,7 @@ def missing_keys(store: Counters, keys: list[str]) -> list[str]:
 
 
 def read_present(store: Counters, keys: dict[int, str]) -> dict[int, str]:
-    """Read the values of the ranks whose keys are set, in few requests.
+    """Read the values of the ranks whose keys are set.
 
     Args:
         store: the store.
