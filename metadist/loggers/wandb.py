@@ -71,12 +71,12 @@ class WandbLogger(Logger):
 
         run_id = _run_id(run)
         wandb.setup(settings=wandb.Settings(silent=True))
-        if self.mode == "online" and not wandb.login(prompt=False, verify=False):
-            raise UserError(
-                "no login for Weights & Biases was found: run `wandb login`, set WANDB_API_KEY, "
-                "or log to files with mode=offline."
-            )
         try:
+            if self.mode == "online" and not wandb.login(prompt=False, verify=False):
+                raise UserError(
+                    "no login for Weights & Biases was found: run `wandb login`, set "
+                    "WANDB_API_KEY, or log to files with mode=offline."
+                )
             self._wandb_run = wandb.init(
                 project=self.project,
                 entity=self.entity,

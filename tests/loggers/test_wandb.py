@@ -121,6 +121,15 @@ def test_online_without_credentials_is_refused_without_a_prompt(tmp_path, monkey
     logger.close()
 
 
+def test_a_malformed_key_is_one_sentence(tmp_path, monkeypatch):
+    import wandb
+
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    with pytest.raises(UserError, match=r"could not initialize the run \(.*key"):
+        WandbLogger(mode="online").start(example_run(tmp_path))
+
+
 @pytest.mark.parametrize("way", ["netrc", "token file"])
 def test_a_login_is_found_and_a_service_that_refuses_it_is_one_sentence(tmp_path, monkeypatch, way):
     import wandb
