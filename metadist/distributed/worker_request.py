@@ -127,8 +127,8 @@ def run_shards(
             for no gradients.
         convert_leaf: the function applied to each leaf of the results. Default: it detaches
             tensors; a `SummingMapper` detaches its sums itself.
-        copy_shared: whether shards get copies of the modules, optimizers and dataclasses that they
-            share, so that what the function changes in one shard does not affect the others.
+        copy_shared: whether shards get copies of modules, optimizers and dataclasses, which they
+            may share, so that what the function changes in one shard does not affect the others.
             Mappers of several shards get no copies.
 
     Returns:
@@ -166,18 +166,17 @@ _Shard = tuple[Call, Sequence[Tensor] | None]
 
 
 def _with_copies(calls: Sequence[Call], inputs: Sequence[Tensor] | None) -> Iterator[_Shard]:
-    """The calls, with copies of the modules, optimizers and dataclasses that a later call has, too.
+    """The calls; all but the last one with copies of their modules, optimizers and dataclasses.
 
     Tensors of theirs that are arguments, too, are those of the copies.
     """
-    flat = [optree.tree_flatten(cast(Any, call), none_is_leaf=True) for call in calls]
-    last = {id(leaf): index for index, (leaves, _) in enumerate(flat) for leaf in leaves}
-    for index, (leaves, structure) in enumerate(flat):
-        shared = [leaf for leaf in leaves if _is_copied(leaf) and last[id(leaf)] > index]
+    for number, arguments in enumerate(calls, 1):
+        leaves, structure = optree.tree_flatten(cast(Any, arguments), none_is_leaf=True)
+        copied = [leaf for leaf in leaves if _is_copied(leaf) and number < len(calls)]
         # deepcopy refuses tensors with a graph.
-        copies: dict[int, Any] = {id(t): t.clone() for t in tensors_of(shared) if t.grad_fn}
+        copies: dict[int, Any] = {id(t): t.clone() for t in tensors_of(copied) if t.grad_fn}
         try:
-            copy.deepcopy(shared, copies)
+            copy.deepcopy(copied, copies)
         except Exception:  # a module has what RPC alone can pickle, such as an RRef
             copies.clear()
         call: Any = structure.unflatten([copies.get(id(leaf), leaf) for leaf in leaves])

@@ -262,7 +262,13 @@ def losses_of_shared_parameters() -> None:
     torch.testing.assert_close(
         todist.remote_sync_call(loss_of_a_dataclass, args=args, **options), losses
     )
+    models = [nn.Sequential(model), nn.Sequential(model)]  # with shared parameters
+    losses = [adapted_loss(copy.deepcopy(each), items[0]) for each in models]
     partitioner = options.pop("partitioner")
+    calls = [(0, (each, items[0]), {}) for each in models]
+    torch.testing.assert_close(
+        todist.remote_sync_call(adapted_loss, partitioner=lambda: calls, **options), losses
+    )
 
     def with_weight(model, items, weight):
         for worker, args, kwargs in partitioner(model, items):
