@@ -112,13 +112,13 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
         raise UserError(
             f"the checkpoint {path} does not say which run it is of: choose another one."
         )
-    current, later = config_fingerprint(experiment.configuration), {}
-    # An option that a class of the user's did not have, or that was not recorded.
+    current = config_fingerprint(experiment.configuration)
+    unrecorded = {}  # options that a class of the user's did not have, or without a value then
     for key, value in config_fingerprint(experiment.defaults).items():
         target = f"{key.rpartition('.')[0]}._target_"
         if saved.get(target) == current[target]:
-            later[key] = value
-    _require_same(path, {**later, **saved}, current)
+            unrecorded[key] = value
+    _require_same(path, {**unrecorded, **saved}, current)
     protocol = experiment.tasks.protocol()
     if different := split_differences(contents.get("protocol") or protocol, protocol):
         raise UserError(

@@ -398,7 +398,7 @@ def call_to_and_fro(depth: int) -> int | None:
 
 
 def test_calls_to_and_fro_go_deep():
-    assert run_world(call_to_and_fro, 2, 160)[0] == 161  # 64 of them on each worker
+    assert run_world(call_to_and_fro, 2, 160)[0] == 161
 
 
 def fail(item: torch.Tensor) -> None:
