@@ -17,6 +17,7 @@ from typing import Any
 
 import ray.train
 import ray.util
+from ray.exceptions import RayActorError
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 
@@ -133,8 +134,10 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
 
 def _join_reports() -> None:
     """Join rank zero's reports: Ray Train waits for every worker, and only rank zero logs."""
-    while broadcast_from_rank_zero(None):
-        ray.train.report({})
+    # Ray Train may end the actor for broadcasts of a stopped run before it ends this worker.
+    with contextlib.suppress(RayActorError):
+        while broadcast_from_rank_zero(None):
+            ray.train.report({})
 
 
 class RayTrainLogger(Logger):
