@@ -107,14 +107,14 @@ class Job:
         return self._reachable
 
     def _request(self, request: Callable[[], T], default: T) -> T:
-        """The store's answer, or `default` if it is slow or has failed."""
+        """The store's response, or `default` if it is slow or has failed."""
         if not self._reachable:
             return default
-        answer = call_within(_REQUEST_SECONDS, request)
-        if not answer.done():  # slow
+        response = call_within(_REQUEST_SECONDS, request)
+        if not response.done():  # slow
             return default
-        self._reachable = answer.exception() is None
-        return answer.result() if self._reachable else default
+        self._reachable = response.exception() is None
+        return response.result() if self._reachable else default
 
     def extend_grace(self, message: str) -> None:
         """Give the other ranks more time to leave the job, after a failure has been reported.

@@ -159,10 +159,10 @@ class TaskMapper:
         sample_batch = getattr(self.tasks.value, "sample_batch", None)
         if sample_batch is None or any(batch.episodes is not None for batch in batches):
             return
-        together = MAX_CHUNK
+        batch_size = MAX_CHUNK
         if chunk_size != "auto":  # whole chunks
-            together = max(1, MAX_CHUNK // chunk_size) * chunk_size
-        for keys in torch.cat([batch.keys for batch in batches]).split(together):
+            batch_size = max(1, MAX_CHUNK // chunk_size) * chunk_size
+        for keys in torch.cat([batch.keys for batch in batches]).split(batch_size):
             with profile_range("data"):
                 episodes = sample_batch(keys, device)
             if episodes is None:

@@ -393,12 +393,12 @@ def bounce(depth: int) -> int:
 
 
 @todist.auto_init_rpc()
-def call_to_and_fro(depth: int) -> int | None:
+def call_back_and_forth(depth: int) -> int | None:
     return bounce(depth) if todist.get_rank() == 0 else None
 
 
-def test_calls_to_and_fro_go_deep():
-    assert run_world(call_to_and_fro, 2, 160)[0] == 161
+def test_two_workers_may_nest_many_calls():
+    assert run_world(call_back_and_forth, 2, 160)[0] == 161
 
 
 def fail(item: torch.Tensor) -> None:
