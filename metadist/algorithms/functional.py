@@ -31,22 +31,25 @@ def parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
     Args:
         module: the module.
     """
-    found: dict[nn.Parameter, str] = {}
-    for submodule, prefix in submodules(module).items():
-        for name, parameter in submodule._parameters.items():  # noqa: SLF001
-            if parameter is not None:
-                found.setdefault(parameter, prefix + name)
-    return {name: parameter for parameter, name in found.items()}
+    return _tensors_by_name(module, "_parameters")
 
 
-def has_buffers(module: nn.Module) -> bool:
-    """Whether a module or one of its submodules has a buffer.
+def buffers_by_name(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module, as `named_buffers` yields them, which takes longer.
 
     Args:
         module: the module.
     """
-    buffers = (submodule._buffers for submodule in submodules(module))  # noqa: SLF001
-    return any(buffer is not None for own in buffers for buffer in own.values())
+    return _tensors_by_name(module, "_buffers")
+
+
+def _tensors_by_name(module: nn.Module, kind: str) -> dict[str, Any]:
+    found: dict[Tensor, str] = {}
+    for submodule, prefix in submodules(module).items():
+        for name, tensor in vars(submodule)[kind].items():
+            if tensor is not None:
+                found.setdefault(tensor, prefix + name)
+    return {name: tensor for tensor, name in found.items()}
 
 
 def call_with(module: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:

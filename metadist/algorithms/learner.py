@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metadist.algorithms.batch_norm import uses_batch_statistics
-from metadist.algorithms.functional import has_buffers, submodules
+from metadist.algorithms.functional import buffers_by_name, submodules
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 
@@ -113,7 +113,7 @@ class Learner(nn.Module):
             self.batches_tasks
             and (self.training or self.transductive)
             and _supports_batched_tasks(self.model)
-            and (self.batches_buffers or not has_buffers(self))
+            and (self.batches_buffers or not buffers_by_name(self))
         )
 
     def task_dims(self, examples: Examples) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metadist.algorithms import Learner, TaskResult
-from metadist.algorithms.functional import call_with
+from metadist.algorithms.functional import buffers_by_name, call_with
 from metadist.algorithms.learner import as_task_result
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples, select_episodes, stack_episodes
@@ -226,7 +226,7 @@ def forward_batched(
         name: _repeat(parameter.detach(), count).requires_grad_(parameter.requires_grad)
         for name, parameter in parameters.items()
     }
-    before = dict(learner.named_buffers())
+    before = buffers_by_name(learner)
     buffers = {name: _repeat(buffer.detach(), count) for name, buffer in before.items()}
     tensors = task_parameters | buffers
     device = episodes.query.inputs.device

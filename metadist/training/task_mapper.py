@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
-from metadist.algorithms.functional import call_with, parameters_by_name
+from metadist.algorithms.functional import buffers_by_name, call_with, parameters_by_name
 from metadist.algorithms.learner import as_task_result, require_equal_metrics
 from metadist.distributed import module_clone
 from metadist.distributed.reducers import mean_reducer
@@ -199,7 +199,7 @@ class TaskMapper:
 
     def _run_with_buffers(self, learner: Learner, episode: Episode) -> TaskResult:
         """Run the learner on a task; the result includes the task's changes of its buffers."""
-        before = dict(learner.named_buffers())
+        before = buffers_by_name(learner)
         buffers = {name: buffer.detach().clone() for name, buffer in before.items()}
         device = episode.query.inputs.device
         with autocast(self.precision, device), differentiable_attention(learner):

@@ -7,8 +7,8 @@ from torch import nn
 
 from metadist.algorithms import MAML
 from metadist.algorithms.functional import (
+    buffers_by_name,
     call_with,
-    has_buffers,
     parameters_by_name,
     submodules,
 )
@@ -49,12 +49,13 @@ def test_submodules_and_tensors_are_those_of_pytorch():
     module.register_module("missing", None)
     expected = {m: f"{name}." if name else "" for name, m in module.named_modules()}
     assert list(submodules(module).items()) == list(expected.items())
-    named = dict(module.named_parameters())
-    found = parameters_by_name(module)
-    assert list(found) == list(named) and all(found[name] is named[name] for name in named)
-    assert has_buffers(module) and not has_buffers(module.layers)
+    for named, found in [
+        (dict(module.named_parameters()), parameters_by_name(module)),
+        (dict(module.named_buffers()), buffers_by_name(module)),
+    ]:
+        assert list(found) == list(named) and all(found[name] is named[name] for name in named)
     without = nn.BatchNorm1d(2, track_running_stats=False)  # its buffers are None
-    assert not has_buffers(without)
+    assert buffers_by_name(without) == {}
 
 
 class Counting(nn.Module):
