@@ -25,5 +25,6 @@ def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
         return mean, None
     from scipy.special import stdtrit  # imported here since only sweeps need it
 
-    deviation = statistics.stdev(values)
+    # Not by `statistics.stdev`, which overflows for large values before Python 3.11.
+    deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(count - 1)
     return mean, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)
