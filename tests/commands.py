@@ -1,6 +1,7 @@
 """Runs an experiment's command on every rank of a small job, and captures its output."""
 
 import os
+import re
 import runpy
 import sys
 import tempfile
@@ -14,6 +15,11 @@ from metadist.launchers import RunSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = {"metadist": "metadist/__main__.py", "worker": "metadist/launchers/worker.py"}
+
+
+def without_gloo(text: str) -> str:
+    """A program's output without the line that every rank prints in PyTorch before 2.11."""
+    return re.sub(r"\[Gloo\] Rank \d+ is connected .*\n", "", text)
 
 
 class CommandResult(NamedTuple):

@@ -103,7 +103,7 @@ def _precision(tensor: Tensor) -> str:
     cudnn: Any = torch.backends.cudnn
     try:
         return "tf32" if cudnn.allow_tf32 else "ieee"
-    except RuntimeError:  # set by `fp32_precision`, from PyTorch 2.9 on
+    except RuntimeError:  # set by `fp32_precision`
         return "tf32" if cudnn.conv.fp32_precision == "tf32" else "ieee"
 
 

@@ -24,7 +24,7 @@ _tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 
 def is_traced() -> bool:
     """Whether `pytorch_operations` is active; never while `torch.compile` traces the model."""
-    # First the mode: PyTorch 2.8 cannot trace a ContextVar.
+    # First the mode: PyTorch 2.9 cannot trace a ContextVar.
     return not torch.compiler.is_compiling() and _tracing.get()
 
 

@@ -81,7 +81,7 @@ def tensor_float32(precision: Precision, device: torch.device) -> Iterator[None]
             restored.callback(torch.set_float32_matmul_precision, matmul)
             restored.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
             set_tensor_float32(precision, device)
-        except RuntimeError:  # set by `fp32_precision`, from PyTorch 2.9 on
+        except RuntimeError:  # set by `fp32_precision`
             for operations in (torch.backends.cuda.matmul, cudnn.conv):
                 before = operations.fp32_precision
                 restored.callback(setattr, operations, "fp32_precision", before)

@@ -31,7 +31,7 @@ def test_a_norm_without_weights():
 @pytest.mark.parametrize("native", [True, False])
 def test_a_norm_without_bias(native):
     layer, inputs = norm(16), torch.randn(2, 16, 3, 3)
-    layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.8 does not have
+    layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.9 does not have
     torch.testing.assert_close(norm_relu(layer, inputs, native=native), F.relu(layer(inputs)))
 
 

@@ -30,7 +30,7 @@ def norm(channels, eps=1e-5):
 
 def norm_without_bias(channels):
     layer = norm(channels)
-    layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.8 does not have
+    layer.register_parameter("bias", None)  # as with `bias=False`, which PyTorch 2.9 does not have
     return layer
 
 

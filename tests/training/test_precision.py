@@ -225,7 +225,6 @@ def test_gpus_without_bfloat16_are_refused(monkeypatch):
     assert supported_precision("bf16", CPU) == "bf16"
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="from PyTorch 2.9 on")
 @pytest.mark.parametrize("operations", [torch.backends.cuda.matmul, torch.backends.cudnn.conv])
 def test_a_precision_that_the_caller_set_by_its_new_name_is_restored(operations):
     """Settings of GPUs, which exist without one. PyTorch refuses to read them by both names."""
