@@ -19,7 +19,7 @@ from metadist.tasks.episode import (
     require_members,
 )
 from metadist.tasks.generators import KeyGenerators
-from metadist.tasks.look_ahead import Counts, LookAhead, sample_together
+from metadist.tasks.look_ahead import Counts, LookAhead, sample_stacked
 
 
 class FewShotTasks:
@@ -131,7 +131,7 @@ class FewShotTasks:
                 return None
             # A subclass of a dataset may change in training.
             looks_ahead = split == "train" and vars(type(self.dataset)).get("looks_ahead")
-            sample = self._look_ahead if looks_ahead else sample_together
+            sample = self._look_ahead if looks_ahead else sample_stacked
             return sample(self.dataset, keys, self._counts(split))
         episodes_on = getattr(self.dataset, "episodes_on", None)
         if episodes_on is None or device.type == "cpu":

@@ -57,7 +57,7 @@ class LookAhead:
             or expected.counts != counts
             or not torch.equal(expected.keys, keys)
         ):
-            episodes = sample_together(dataset, keys, counts)
+            episodes = sample_stacked(dataset, keys, counts)
             elements = sum(tensor.numel() for part in episodes for tensor in part)
             self._iterations = min(_MAX_TASKS // len(keys), _MAX_ELEMENTS // max(1, elements))
             self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
@@ -69,7 +69,7 @@ class LookAhead:
         return found
 
 
-def sample_together(dataset: Any, keys: Tensor, counts: Counts) -> Episode:
+def sample_stacked(dataset: Any, keys: Tensor, counts: Counts) -> Episode:
     """The stacked tasks of some keys of one split.
 
     Args:
@@ -87,7 +87,7 @@ def _sample_iterations(dataset: Any, keys: Tensor, counts: Counts, iterations: i
     # Copies, because the rounding of products depends on the alignment of memory.
     support, query = (
         [[part.clone() for part in tensor.split(len(keys))] for tensor in examples]
-        for examples in sample_together(dataset, torch.cat(all_keys), counts)
+        for examples in sample_stacked(dataset, torch.cat(all_keys), counts)
     )
     ahead = [
         _Tasks(dataset, counts, own, Episode(Examples(*own_support), Examples(*own_query)))
