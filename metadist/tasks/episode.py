@@ -75,8 +75,8 @@ def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}.")
     keys = np.empty((len(indices), 4), np.int64)
-    keys[:, :3] = seed, SPLITS.index(split), iteration
-    keys[:, 3] = indices
+    keys[:, 0], keys[:, 1], keys[:, 2] = seed, SPLITS.index(split), iteration
+    keys[:, 3] = np.arange(indices.start, indices.stop, indices.step)
     return torch.from_numpy(keys)
 
 

@@ -156,13 +156,13 @@ def split_stacked(
     while start < len(keys):
         left = len(keys) - start
         stop = start + equal_chunk_size(left, largest)
-        part = keys[start:stop]
         if not largest:
-            yield Chunk(part, copy_episode(select_episodes(episodes, start)), False)
-        elif left == len(keys) == stop:
-            yield Chunk(part, episodes, True)
+            yield Chunk(keys[start:stop], copy_episode(select_episodes(episodes, start)), False)
+        elif stop - start == len(keys):
+            yield Chunk(keys, episodes, True)
         else:
-            yield Chunk(part, select_episodes(episodes, slice(start, stop)), True)
+            part = slice(start, stop)
+            yield Chunk(keys[part], select_episodes(episodes, part), True)
         start = stop
 
 

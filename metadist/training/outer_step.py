@@ -74,7 +74,7 @@ def gradients_of(loss: Tensor, parameters: Iterable[Tensor]) -> Sequence[Tensor 
     if not loss.requires_grad or not inputs:
         return [None] * len(inputs)
     with profile_range("backward"):
-        return torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
+        return torch.autograd.grad(loss, inputs, torch.ones_like(loss), allow_unused=True)
 
 
 def weighted_step_sum(
@@ -89,7 +89,9 @@ def weighted_step_sum(
         weights: the weight of each task, float64, shape (tasks,).
     """
 
-    def total(leaf: Tensor) -> Tensor:
+    def total(leaf: Tensor | None) -> Tensor | None:
+        if leaf is None:
+            return None
         values, weight = leaf.detach(), weights.to(leaf.device)
         if values.dim() == 1:
             # A padding task has weight zero, and zero times infinity would be NaN.
@@ -101,8 +103,7 @@ def weighted_step_sum(
         summed = torch.tensordot(weight, values.permute(0, *order).double(), 1)
         return summed.permute([order.index(dimension) for dimension in range(1, leaf.dim())])
 
-    result = result._replace(predictions=None)
-    tree: Any = result
-    summed: Any = optree.tree_map(total, tree)
-    sums = [None if gradient is None else total(gradient) for gradient in gradients]
-    return StepSum(summed, sums, leaf_dtypes(result))
+    tree: Any = result._replace(predictions=None)
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+    sums: Any = optree.tree_unflatten(structure, map(total, leaves))
+    return StepSum(sums, [*map(total, gradients)], leaf_dtypes(leaves))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import optree
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metadist.algorithms import Learner, TaskResult
 from metadist.algorithms.functional import buffers_by_name, call_with, parameters_by_name
@@ -126,7 +126,7 @@ class TaskMapper:
         for dropout, of NumPy and of Python), so that its result depends only on its key.
         """
         device = resolve_device(self.device)
-        learner = self._prepare(learner, device)
+        learner, _ = self._prepare(learner, device)
         with tensor_float32(self.precision, device):
             return [
                 self._run_one(learner, key, to_device(episode, device))
@@ -162,7 +162,9 @@ class TaskMapper:
         batch_size = MAX_CHUNK
         if chunk_size != "auto":  # whole chunks
             batch_size = max(1, MAX_CHUNK // chunk_size) * chunk_size
-        for keys in torch.cat([batch.keys for batch in batches]).split(batch_size):
+        parts = [batch.keys for batch in batches]
+        all_keys = parts[0] if len(parts) == 1 else torch.cat(parts)
+        for keys in all_keys.split(batch_size):
             with profile_range("data"):
                 episodes = sample_batch(keys, device)
             if episodes is None:
@@ -180,14 +182,19 @@ class TaskMapper:
                     episode = copy_episode(select_episodes(batch.episodes, index))
                 yield key, episode
 
-    def _prepare(self, learner: Learner, device: torch.device) -> Learner:
+    def _prepare(
+        self, learner: Learner, device: torch.device
+    ) -> tuple[Learner, dict[str, nn.Parameter]]:
+        """The learner on the device, and its parameters."""
         if device.type == "cuda":
             torch.cuda.set_device(device)  # of this thread: requests run on threads of their own
-        first = next(learner.parameters(), None)
+        parameters = parameters_by_name(learner)
+        first = next(iter(parameters.values()), None)
         if first is not None and first.device != device:
             learner = module_clone(learner, by="reference", device=device)
+            parameters = parameters_by_name(learner)
         learner.evaluate_each_step = self.evaluate_each_step
-        return learner
+        return learner, parameters
 
     def _run_one(self, learner: Learner, key: Tensor, episode: Episode) -> TaskResult:
         with (
@@ -244,8 +251,8 @@ class TrainMapper(TaskMapper):
             tensor_float32(self.precision, device),
             _out_of_memory_errors(learner, self.chunk_size),
         ):
-            learner = self._prepare(learner.train(), device)
-            for step in self._chunk_sums(learner, batches, weights, device):
+            learner, parameters = self._prepare(learner.train(), device)
+            for step in self._chunk_sums(learner, parameters, batches, weights, device):
                 dtypes = dtypes or step.dtypes
                 values.append(step.result)
                 for i, gradient in enumerate(step.gradients):
@@ -262,6 +269,7 @@ class TrainMapper(TaskMapper):
     def _chunk_sums(
         self,
         learner: Learner,
+        parameters: dict[str, nn.Parameter],
         batches: list[MetaBatch],
         call_weights: Sequence[float],
         device: torch.device,
@@ -269,16 +277,19 @@ class TrainMapper(TaskMapper):
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
         # The result of a call is the mean over its tasks. The weights are copied to the device
         # before the steps, which then wait for no copy.
-        task_weights: list[float] = []
-        for batch, call_weight in zip(batches, call_weights, strict=True):
-            task_weights += batch.size * [call_weight / max(1, batch.size)]
-        weights = torch.tensor(task_weights, dtype=torch.float64).to(device)
-        parameters = parameters_by_name(learner)
+        weights = torch.cat(
+            [
+                torch.full((batch.size,), weight / max(1, batch.size), dtype=torch.float64)
+                for batch, weight in zip(batches, call_weights, strict=True)
+            ]
+        ).to(device)
         size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
         done = 0
         for chunk in self._chunks(batches, learner, device, size):
-            # A copy, since the rounding of products depends on the alignment of memory.
-            weight = weights[done : done + len(chunk.keys)].clone()
+            weight = weights
+            if len(chunk.keys) < len(weights):
+                # A copy, since the rounding of products depends on the alignment of memory.
+                weight = weights[done : done + len(chunk.keys)].clone()
             done += len(chunk.keys)
             set_task_seeds(learner, chunk.keys)
             arguments = StepArguments(learner, parameters, chunk.episodes, weight, self.precision)
@@ -299,11 +310,10 @@ class TrainMapper(TaskMapper):
         if options is None:
             return None
         device = resolve_device(self.device)
-        learner = self._prepare(learner.train(), device)
+        learner, parameters = self._prepare(learner.train(), device)
         chunk = next(self._chunks([batch], learner, device, options.chunk_size))
         if not chunk.batched:
             return None
-        parameters = parameters_by_name(learner)
         weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
         arguments = StepArguments(learner, parameters, chunk.episodes, weights, self.precision)
         with tensor_float32(self.precision, device):
@@ -341,8 +351,7 @@ class EvaluateMapper(TaskMapper):
         device = resolve_device(self.device)
         chunks: list[dict[str, Tensor]] = []
         learner, batches = _learner_and_batches(calls)
-        learner = self._prepare(learner.eval(), device)
-        parameters = parameters_by_name(learner)
+        learner, parameters = self._prepare(learner.eval(), device)
         with (
             tensor_float32(self.precision, device),
             _out_of_memory_errors(learner, self.chunk_size),
