@@ -13,7 +13,9 @@ from tiny import SMALL, records, run_results, without_times
 
 SCRIPTS = ROOT / "docs" / "slurm"
 STUBS = {
-    "srun": 'exec "$@"',
+    # srun kills its tasks after SIGTERM.
+    "srun": """trap 'kill -KILL $task' TERM; "$@" & task=$!; echo $task > "$TASK"; wait $task""",
+    "scancel": '[ "$*" = "--signal=TERM $SLURM_JOB_ID.0" ] && kill -TERM "$(cat "$TASK")"',
     "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
     "scontrol": 'if [ "$1" = requeue ]; then echo "$2" >> "$REQUEUED"; else echo 127.0.0.1; fi',
 }
@@ -30,6 +32,7 @@ def sbatch(tmp_path: Path, script: str, *arguments: str) -> subprocess.Popen:
     variables = {
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "REQUEUED": str(tmp_path / "requeued"),
+        "TASK": str(tmp_path / "task"),
         "SLURM_ARRAY_JOB_ID": "7",
         "SLURM_ARRAY_TASK_ID": "4",
         "SLURM_CPUS_PER_TASK": "2",
@@ -93,6 +96,18 @@ def test_the_agent_gets_the_cpus_of_its_task(tmp_path, monkeypatch, script):
     monkeypatch.setitem(STUBS, "srun", 'echo "srun with ${SRUN_CPUS_PER_TASK:-1} CPUs per task"')
     output, _ = sbatch(tmp_path, script, str(tmp_path / "run")).communicate(timeout=180)
     assert output == "srun with 2 CPUs per task\n"
+
+
+@pytest.mark.parametrize("script", ["train.sbatch", "array.sbatch"])
+def test_torchrun_gets_sigterm_before_the_time_limit(tmp_path, monkeypatch, script):
+    stub = "trap 'echo saved; exit 1' TERM; echo started; while true; do sleep 0.1; done"
+    monkeypatch.setitem(STUBS, "torchrun", stub)
+    job = sbatch(tmp_path, script, str(tmp_path / "run"))
+    assert job.stdout.readline() == "started\n"
+    job.send_signal(signal.SIGUSR1)
+    output, _ = job.communicate(timeout=60)
+    assert output == "saved\n"
+    assert len((tmp_path / "requeued").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sbatch")), ids=lambda path: path.name)
