@@ -56,7 +56,7 @@ def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
             size = experiment.trainer_config.meta_batch_size
             partition = partition_digest(experiment.strategy, experiment.learner, size)
         device = resolve_device(experiment.train_mapper.device)
-        values = _compared_values(experiment)
+        values = _compared_values(experiment, spec.directory)
         outcome = _BuildOutcome(
             iteration=experiment.state.iteration if experiment.strategy.is_driver else None,
             native=native_available(experiment.learner, device),
@@ -155,10 +155,11 @@ def _require_built(
             raise RemoteRankFailed(f"rank {rank} failed while building: {outcome.error}")
 
 
-def _compared_values(experiment: Experiment) -> dict[str, str]:
+def _compared_values(experiment: Experiment, directory: Path) -> dict[str, str]:
     """The values of the configuration and the data that must be equal on all ranks, by key.
 
-    Paths are left out, since nodes may have the data in different directories.
+    Paths are left out, since nodes may have the data in different directories and mount a shared
+    file system at different places. Of the run's directory, the name is compared.
     """
     values = {
         key: str(value)
@@ -166,7 +167,7 @@ def _compared_values(experiment: Experiment) -> dict[str, str]:
         if {key, key.partition(".")[0]}.isdisjoint(_MAY_DIFFER) and "/" not in str(value)
     }
     checksum = str(experiment.tasks.protocol().get("data_checksum", ""))
-    return values | {"the checksum of the data": checksum}
+    return values | {"the checksum of the data": checksum, "hydra.run.dir": directory.name}
 
 
 def _digest(values: Mapping[str, str]) -> str:

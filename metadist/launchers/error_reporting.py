@@ -100,8 +100,7 @@ def report_error(error: Exception | Interrupted, tracebacks: bool, in_job: bool)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):  # torchrun stops all ranks after a failure
             signal.signal(number, signal.SIG_IGN)
-    if isinstance(error, OmegaConfBaseException) and isinstance(error.__cause__, WorkerLostError):
-        error = error.__cause__  # raised by a resolver
+    error = _raised_by_resolver(error)
     if isinstance(error, WorkerGroupFailed):
         return error.exit_status
     if isinstance(error, BrokenPipeError) and not in_job:  # such as `--help | head`
@@ -240,6 +239,16 @@ def is_user_error(error: Exception | Interrupted, in_job: bool) -> bool:
     return isinstance(error, UserError | HydraException | OmegaConfBaseException) or (
         not in_job and (isinstance(error, OSError) or raised_by_hydra(error))
     )
+
+
+def _raised_by_resolver(error: Exception | Interrupted) -> Exception | Interrupted:
+    """The `WorkerLostError` of a resolver, which OmegaConf keeps as the context of its own error;
+    else the error itself.
+    """
+    context: BaseException | None = error
+    while isinstance(context, OmegaConfBaseException):
+        context = context.__context__
+    return context if isinstance(context, WorkerLostError) else error
 
 
 def _prefixed(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import open_dict
 
+from metadist.config.resolvers import run_stamp
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import Job, begin_job, current_job
 from metadist.distributed.rendezvous import all_gather_object
@@ -179,6 +180,8 @@ def attempt_job(
     record_error_in(None)  # an earlier job's file remains if another rank reported the error
     try:
         settings = spec.settings
+        if get_rank() == 0:  # a rank whose command gives no directory may wait for the default
+            run_stamp(settings.rendezvous_timeout_seconds)
         job = begin_job(
             settings.timeout_seconds, abort_process, settings.rendezvous_timeout_seconds
         )

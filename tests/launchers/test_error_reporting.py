@@ -5,6 +5,7 @@ import errno
 import io
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -157,6 +158,21 @@ def test_a_rank_that_is_missing_at_the_rendezvous_is_named_in_time(tmp_path):
     assert "ranks [1] (world size 2) did not arrive within 2 s" in zero.err
 
 
+def with_directory_on_rank_zero(directory: str) -> CommandResult:
+    given = (f"hydra.run.dir={directory}",) if os.environ["RANK"] == "0" else ()
+    return command("maml.py", (*SMALL, *given))
+
+
+def test_a_directory_that_one_command_does_not_give_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    zero, one = run_world(with_directory_on_rank_zero, 2, str(run), timeout=60.0)
+    assert (zero.status, one.status) == (2, 2), (zero, one)
+    refused = r"error: hydra\.run\.dir is 2\S* on rank 1 and run on rank 0: start all nodes .*\n"
+    assert re.fullmatch(refused, zero.err)
+    assert one.err == "" and not run.exists()
+
+
 def abort_with_a_full_pipe() -> int:
     """The exit status of a process whose standard error is a pipe that nobody reads."""
     _reader, writer = os.pipe()
@@ -225,9 +241,13 @@ def user_error() -> Exception:
 
 
 def of_a_resolver() -> Exception:
-    error = InterpolationResolutionError("raised while resolving interpolation")
-    error.__cause__ = WorkerLostError("rank zero did not answer")
-    return error
+    def lose() -> None:
+        raise WorkerLostError("rank zero did not answer")
+
+    OmegaConf.register_new_resolver("lose", lose, replace=True)
+    with pytest.raises(InterpolationResolutionError) as raised:
+        OmegaConf.select(OmegaConf.create({"run": {"dir": "outputs/${lose:}"}}), "run.dir")
+    return raised.value
 
 
 @pytest.mark.parametrize("tracebacks", ["0", "1"])

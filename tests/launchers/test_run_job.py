@@ -84,7 +84,7 @@ def test_the_step_is_compiled_on_all_ranks_or_none(tmp_path, strategy):
 
 def run_in_own_directory(directory: Path, configuration: DictConfig) -> tuple[str, bool]:
     """What a rank says whose run directory is not that of the others."""
-    spec = RunSpec("maml", directory / str(get_rank()), configuration)
+    spec = RunSpec("maml", directory / str(get_rank()) / "run", configuration)
     try:
         attempt_job(spec)
     except JobFailure as failure:
@@ -93,7 +93,7 @@ def run_in_own_directory(directory: Path, configuration: DictConfig) -> tuple[st
 
 
 def test_ranks_that_see_different_checkpoints_do_not_train(tmp_path, maml):
-    shutil.copytree(maml, tmp_path / "0")
+    shutil.copytree(maml, tmp_path / "0" / "run")
     configuration = compose(*SMALL, "strategy=allreduce", "resume=auto")
     for message, in_job in run_world(run_in_own_directory, 2, tmp_path, configuration):
         assert "the ranks found checkpoints of different iterations, [0, 4]" in message and in_job
@@ -156,6 +156,21 @@ def test_ranks_of_different_commands_do_not_train(tmp_path):
     assert len({*messages}) == 1
     assert messages[0].startswith("UserError: seed is 1 on rank 1 and 0 on rank 0: start all nodes")
     assert not (tmp_path / ".hydra").exists()
+
+
+def run_in_directory_of_own_name(directory: Path, configuration: DictConfig) -> str:
+    """Why a rank does not train whose run directory has another name."""
+    try:
+        run_job(RunSpec("maml", directory / f"run{get_rank()}", configuration))
+    except UserError as error:
+        return str(error)
+    return "finished"
+
+
+def test_ranks_with_directories_of_different_names_do_not_train(tmp_path):
+    messages = run_world(run_in_directory_of_own_name, 2, tmp_path, compose(*SMALL))
+    assert len({*messages}) == 1
+    assert messages[0].startswith("hydra.run.dir is run1 on rank 1 and run0 on rank 0: start all")
 
 
 def test_the_user_error_of_one_rank_is_that_of_all_and_names_it(tmp_path):
