@@ -48,10 +48,16 @@ _LOST_BY_BACKEND = (
 
 
 @contextlib.contextmanager
-def connection_errors_as_worker_lost() -> Iterator[None]:
+def connection_errors_as_worker_lost(
+    message: str = "a rank left or stopped during a collective", advice: str = ""
+) -> Iterator[None]:
     """Raise Gloo's and NCCL's connection errors as `WorkerLostError`, any other error as it is.
 
     A collective does not report which rank was lost: `rank` is then None.
+
+    Args:
+        message: the text before the error's first line.
+        advice: the text after it, from ": " on; "" for none.
     """
     try:
         yield
@@ -64,6 +70,4 @@ def connection_errors_as_worker_lost() -> Iterator[None]:
             is_lost = is_lost or any(phrase in text for phrase in _LOST_BY_BACKEND)
         if not is_lost:
             raise
-        raise WorkerLostError(
-            f"a rank left or stopped during a collective ({first_line(error)})."
-        ) from None
+        raise WorkerLostError(f"{message} ({first_line(error)}){advice or '.'}") from None

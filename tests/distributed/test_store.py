@@ -16,11 +16,12 @@ from faults.runs import listening
 from worlds import open_store, run_world
 
 import metadist as todist
-from metadist.distributed import store
+from metadist.distributed import WorkerLostError, store
 from metadist.distributed.interfaces import bound_to_interface
 from metadist.distributed.job import begin_job, current_job
 from metadist.distributed.rendezvous import rendezvous
 from metadist.distributed.store import FileCounters, elastic_store, world_store
+from metadist.errors import UserError
 
 
 def worker_environment(directory: Path, **more: object) -> dict[str, str]:
@@ -273,6 +274,7 @@ def interfaces(**variables: str) -> dict[str, str]:
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)
+        patch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth1"), (3, "ib0")])
         with bound_to_interface():
             inside = {name: os.environ[name] for name in names if name in os.environ}
         assert {name for name in names if name in os.environ} == set(variables) & set(names)
@@ -288,3 +290,24 @@ def test_rpc_gloo_and_nccl_bind_to_the_same_interface():
     assert interfaces(**nodes, GLOO_SOCKET_IFNAME="ib0") == dict.fromkeys(names, "ib0")
     chosen = {"TP_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "^docker"}
     assert interfaces(**nodes, **chosen) == {**dict.fromkeys(names, "eth1"), **chosen}
+
+
+@pytest.mark.parametrize("variable", ["TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
+def test_an_interface_that_the_machine_does_not_have_is_refused(variable):
+    with pytest.raises(
+        UserError, match=f"^{variable}=nosuch0: .* no network interface nosuch0; .*"
+    ):
+        interfaces(**{variable: "nosuch0"})
+
+
+@pytest.mark.parametrize("local_world_size", ["1", "2"])
+def test_ranks_that_cannot_connect_are_told_which_interface_to_name(monkeypatch, local_world_size):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
+    with pytest.raises(WorkerLostError) as caught, bound_to_interface():
+        raise RuntimeError("Gloo connectFullMesh failed with SO_ERROR: Connection refused")
+    assert "cannot connect to each other (Gloo connectFullMesh failed" in str(caught.value)
+    assert ("set GLOO_SOCKET_IFNAME on every node" in str(caught.value)) == (
+        local_world_size == "1"
+    )
