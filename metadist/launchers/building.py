@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from metadist import __version__
 from metadist.config import build_experiment
 from metadist.distributed import get_rank
 from metadist.distributed.job import Job
@@ -156,7 +159,7 @@ def _require_built(
 
 
 def _compared_values(experiment: Experiment, directory: Path) -> dict[str, str]:
-    """The values of the configuration and the data that must be equal on all ranks, by key.
+    """The values of the configuration, the data and the versions that must be equal on all ranks.
 
     Paths are left out, since nodes may have the data in different directories and mount a shared
     file system at different places. Of the run's directory, the name is compared.
@@ -166,8 +169,12 @@ def _compared_values(experiment: Experiment, directory: Path) -> dict[str, str]:
         for key, value in flatten_values(experiment.configuration).items()
         if {key, key.partition(".")[0]}.isdisjoint(_MAY_DIFFER) and "/" not in str(value)
     }
-    checksum = str(experiment.tasks.protocol().get("data_checksum", ""))
-    return values | {"the checksum of the data": checksum, "hydra.run.dir": directory.name}
+    return values | {
+        "the checksum of the data": str(experiment.tasks.protocol().get("data_checksum", "")),
+        "hydra.run.dir": directory.name,
+        "the version of metadist": __version__,
+        "the version of PyTorch": torch.__version__.partition("+")[0],
+    }
 
 
 def _digest(values: Mapping[str, str]) -> str:
@@ -186,7 +193,7 @@ def _refuse_different(values: list[dict[str, str]]) -> None:
             if first != second:
                 raise UserError(
                     f"{key} is {second} on rank {rank} and {first} on rank 0: start all nodes with "
-                    "the same command, files and data."
+                    "the same command, files, data and versions."
                 )
 
 

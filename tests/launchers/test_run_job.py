@@ -19,7 +19,7 @@ from metadist.distributed import get_rank
 from metadist.distributed.store import elastic_store
 from metadist.errors import UserError
 from metadist.files import locked_directory
-from metadist.launchers import RunSpec
+from metadist.launchers import RunSpec, building
 from metadist.launchers.building import check_same_device
 from metadist.launchers.error_reporting import print_error
 from metadist.launchers.job import JobFailure, attempt_job, run_job
@@ -171,6 +171,22 @@ def test_ranks_with_directories_of_different_names_do_not_train(tmp_path):
     messages = run_world(run_in_directory_of_own_name, 2, tmp_path, compose(*SMALL))
     assert len({*messages}) == 1
     assert messages[0].startswith("hydra.run.dir is run1 on rank 1 and run0 on rank 0: start all")
+
+
+def run_with_own_version(directory: Path, configuration: DictConfig) -> str:
+    """Why a rank does not train that has another version."""
+    building.__version__ = f"0.{get_rank()}"
+    try:
+        run_job(RunSpec("maml", directory, configuration))
+    except UserError as error:
+        return str(error)
+    return "finished"
+
+
+def test_ranks_of_different_versions_do_not_train(tmp_path):
+    messages = run_world(run_with_own_version, 2, tmp_path, compose(*SMALL))
+    assert len({*messages}) == 1
+    assert messages[0].startswith("the version of metadist is 0.1 on rank 1 and 0.0 on rank 0: ")
 
 
 def test_the_user_error_of_one_rank_is_that_of_all_and_names_it(tmp_path):
