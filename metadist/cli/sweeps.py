@@ -400,10 +400,11 @@ def _report(sweep: Sweep, status: int) -> int:
         print_error(stopped)
     elif report.failed and status:
         # Failed jobs in the directory may be those of an earlier command.
-        jobs = ", ".join([str(number) for number in sorted(sweep.failed)] or report.failed)
+        names = [str(number) for number in sorted(sweep.failed)] or report.failed
+        job, it = ("job", "it") if len(names) == 1 else ("jobs", "them")
         print_error(
-            f"the sweep ended with the failed job ({jobs}): after a correction, the same command "
-            f"with {again} runs it again and goes on with the other jobs."
+            f"the sweep ended with the failed {job} ({', '.join(names)}): after a correction, the "
+            f"same command with {again} runs {it} again and goes on with the other jobs."
         )
     elif report.failed:
         jobs = counted(len(report.failed), "job")
