@@ -161,10 +161,10 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
     """
     try:
         contents = _read_folder(source) if source.is_dir() else _read_archive(source)
-        all_names = [to_text(name) for name in contents["meta"]["fine_label_names"]]
+        all_names = contents["meta"]["fine_label_names"]
+        label_of = {to_text(name): label for label, name in enumerate(all_names)}
         parts = [_images_and_labels(contents[part]) for part in ("train", "test")]
-        class_labels = [all_names.index(name) for name in names]
-        indices = [[np.flatnonzero(labels == i) for _, labels in parts] for i in class_labels]
+        indices = [[np.flatnonzero(labels == label_of[n]) for _, labels in parts] for n in names]
     except UserError:
         raise
     except CONTENT_ERRORS as error:

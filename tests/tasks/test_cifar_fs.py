@@ -229,7 +229,7 @@ def nested_names(members):
 
 def other_names(members):
     members["cifar-100-python/meta"] = pickle.dumps({"fine_label_names": ["cat", "dog"]})
-    return ["'apple' is not in list"]
+    return ["KeyError: 'apple'"]
 
 
 def other_shape(members):
