@@ -147,6 +147,16 @@ def test_a_user_error_is_one_sentence_and_not_retried(ray, tmp_path, capsys):
     assert output.count("error: ") == 1 and output.count("\n") == 1 and "attempt 2" not in output
 
 
+def test_a_run_directory_that_is_not_shared_is_refused_at_once(ray, tmp_path, capsys):
+    run = planned(tmp_path / "run")
+    run.directory.rmdir()  # as on another node; Ray's storage is elsewhere
+    launcher = RayLauncher(num_workers=2, storage_path=str(tmp_path / "storage"))
+    assert launcher.run(run) == 2
+    output = capsys.readouterr().err
+    assert output.count("error: ") == 1 and "a file system that all nodes share" in output
+    assert not run.directory.exists()
+
+
 def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsys):
     target = "strategy._target_=broken_parts.GroupForGpus"
     launcher = RayLauncher(num_workers=2, max_failures=3)

@@ -24,7 +24,8 @@ from ray.train.collective import broadcast_from_rank_zero
 from metadist.deadlines import wait_until
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
-from metadist.distributed.world import restart_count
+from metadist.distributed.world import host_name, restart_count
+from metadist.errors import USER_ERROR_STATUS
 from metadist.files import atomic_writer
 from metadist.launchers.error_reporting import report_error
 from metadist.launchers.job import JobFailure, attempt_job
@@ -75,9 +76,17 @@ def run_worker(config: dict[str, Any]) -> None:
     if get_rank() == 0:
         ray.get(payload.state.add.remote("attempts", restart_count()))
         threading.Thread(target=_forward_stop_signal, args=[payload], daemon=True).start()
+    run = RunSpec.from_yaml(payload.spec)
+    if not broadcast_from_rank_zero(run.directory.is_dir()):  # the driver has made it
+        if get_rank() == 0:
+            message = (
+                f"error: {run.directory} does not exist on {host_name()}: put hydra.run.dir or "
+                "hydra.sweep.dir on a file system that all nodes share."
+            )
+            ray.get(payload.state.add.remote("outcomes", (USER_ERROR_STATUS, message)))
+        return
     with contextlib.suppress(OSError):
         os.chdir(payload.working_directory)
-    run = RunSpec.from_yaml(payload.spec)
     with _output(run):
         if restart_count() and get_rank() == 0:
             print(f"a worker was lost: attempt {restart_count() + 1} of the run", file=sys.stderr)
