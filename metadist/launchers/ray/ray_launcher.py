@@ -146,7 +146,12 @@ class TrainRun:
         self._deadline = float("inf")
         self._warn_at = time.monotonic() + _RESOURCES_TIMEOUT
         self._error: BaseException | None = None
-        self._state = ray.remote(num_cpus=0)(_state_class()).remote()
+        # On this node: the state must not be lost with another one.
+        affinity = load_ray("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        actor = ray.remote(num_cpus=0, scheduling_strategy=affinity)(_state_class())
+        self._state = actor.remote()
         payload = WorkerPayload(
             spec=run.to_yaml(),
             state=self._state,
