@@ -157,6 +157,15 @@ def test_a_run_directory_that_is_not_shared_is_refused_at_once(ray, tmp_path, ca
     assert not run.directory.exists()
 
 
+def test_a_run_that_waits_for_a_lost_node_says_so_once(ray, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ray_launcher, "_RESOURCES_TIMEOUT", 0.0)
+    monkeypatch.setattr(ray_launcher, "_RESOURCES_INTERVAL", 0.0)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+    assert RayLauncher(num_workers=2, use_gpu=False).run(planned(tmp_path)) == 0
+    output = capsys.readouterr().err
+    assert output.count("waiting for the Ray cluster: it has 1 CPU, and the run needs 2") == 1
+
+
 def test_a_programming_error_in_a_collective_is_not_retried(ray, tmp_path, capsys):
     target = "strategy._target_=broken_parts.GroupForGpus"
     launcher = RayLauncher(num_workers=2, max_failures=3)

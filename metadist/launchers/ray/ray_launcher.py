@@ -25,11 +25,13 @@ from metadist.launchers.ray.cluster import (
     max_concurrent_trials,
 )
 from metadist.launchers.run_spec import RunSpec
+from metadist.metrics import counted
 from metadist.reports import WORKER_ERROR_FILE
 
 _POLL_SECONDS = 0.3
 _STOP_TIMEOUT = 60.0
 _RESOURCES_TIMEOUT = 90.0
+_RESOURCES_INTERVAL = 30.0
 _FORWARDING_SECONDS = 1.0
 
 
@@ -144,7 +146,9 @@ class TrainRun:
         self._max_failures = max_failures
         self._signal = 0
         self._deadline = float("inf")
-        self._warn_at = time.monotonic() + _RESOURCES_TIMEOUT
+        self._num_workers = num_workers
+        self._check_at = time.monotonic() + _RESOURCES_TIMEOUT
+        self._waiting = False
         self._error: BaseException | None = None
         # On this node: the state must not be lost with another one.
         affinity = load_ray("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
@@ -194,10 +198,9 @@ class TrainRun:
             Whether the run has ended, or, after a signal, has taken too long to end.
         """
         self._thread.join(seconds)
-        if time.monotonic() > self._warn_at and self._thread.is_alive():
-            self._warn_at = float("inf")
-            if not self._get("attempts"):
-                _print("waiting for the Ray cluster: its CPUs or GPUs are in use, or it is slow")
+        if time.monotonic() > self._check_at and self._thread.is_alive():
+            self._check_at = time.monotonic() + _RESOURCES_INTERVAL
+            self._warn_if_waiting()
         return not self._thread.is_alive() or time.monotonic() > self._deadline
 
     def signal(self, number: int) -> None:
@@ -238,6 +241,18 @@ class TrainRun:
     def close(self) -> None:
         """End the actor that stores the shared state."""
         load_ray().kill(self._state)
+
+    def _warn_if_waiting(self) -> None:
+        """Print why the run waits, once: at its start, or after a node was lost."""
+        reason = ""
+        cpus = int(load_ray().cluster_resources().get("CPU", 0))
+        if cpus < self._num_workers:
+            reason = f"it has {counted(cpus, 'CPU')}, and the run needs {self._num_workers}"
+        elif not self._get("attempts"):
+            reason = "its CPUs or GPUs are in use, or it is slow"
+        if reason and not self._waiting:
+            _print(f"waiting for the Ray cluster: {reason}")
+        self._waiting = bool(reason)
 
     def _fit(self) -> None:
         try:
