@@ -42,8 +42,8 @@ def _check_interfaces() -> None:
         value = os.environ.get(variable, "")
         if unknown := [name for name in value.split(",") if name and name not in own]:
             raise UserError(
-                f"{variable}={value}: {host_name()} has no network interface {unknown[0]}; it has "
-                f"{', '.join(own)}."
+                f"{variable}={value}: {host_name()} has no network interface {unknown[0]}: name "
+                f"one of {', '.join(own)}."
             )
 
 
