@@ -131,15 +131,20 @@ def test_a_job_trains_tests_and_saves_its_configuration(tmp_path):
     assert run_results(tmp_path)["world_size"] == 2
 
 
+def outcome_of(spec: RunSpec) -> str:
+    """Why a rank does not train, or "finished"."""
+    try:
+        run_job(spec)
+    except UserError as error:
+        return f"UserError: {error}"
+    return "finished"
+
+
 def run_own_job(directory: str, in_sweep: bool, *overrides: tuple[str, ...]) -> str:
     """Why a rank does not train whose overrides may be others than those of the other ranks."""
     own = overrides[get_rank()]
     configuration = compose(*SMALL, "strategy=allreduce", *own)
-    try:
-        run_job(RunSpec("maml", Path(directory), configuration, own, in_sweep=in_sweep))
-    except UserError as error:
-        return f"UserError: {error}"
-    return "finished"
+    return outcome_of(RunSpec("maml", Path(directory), configuration, own, in_sweep=in_sweep))
 
 
 def test_ranks_whose_sweepers_sampled_different_jobs_do_not_train(tmp_path):
@@ -159,34 +164,24 @@ def test_ranks_of_different_commands_do_not_train(tmp_path):
 
 
 def run_in_directory_of_own_name(directory: Path, configuration: DictConfig) -> str:
-    """Why a rank does not train whose run directory has another name."""
-    try:
-        run_job(RunSpec("maml", directory / f"run{get_rank()}", configuration))
-    except UserError as error:
-        return str(error)
-    return "finished"
+    return outcome_of(RunSpec("maml", directory / f"run{get_rank()}", configuration))
 
 
 def test_ranks_with_directories_of_different_names_do_not_train(tmp_path):
     messages = run_world(run_in_directory_of_own_name, 2, tmp_path, compose(*SMALL))
     assert len({*messages}) == 1
-    assert messages[0].startswith("hydra.run.dir is run1 on rank 1 and run0 on rank 0: start all")
+    assert messages[0].startswith("UserError: hydra.run.dir is run1 on rank 1 and run0 on rank 0: ")
 
 
 def run_with_own_version(directory: Path, configuration: DictConfig) -> str:
-    """Why a rank does not train that has another version."""
     building.__version__ = f"0.{get_rank()}"
-    try:
-        run_job(RunSpec("maml", directory, configuration))
-    except UserError as error:
-        return str(error)
-    return "finished"
+    return outcome_of(RunSpec("maml", directory, configuration))
 
 
 def test_ranks_of_different_versions_do_not_train(tmp_path):
     messages = run_world(run_with_own_version, 2, tmp_path, compose(*SMALL))
     assert len({*messages}) == 1
-    assert messages[0].startswith("the version of metadist is 0.1 on rank 1 and 0.0 on rank 0: ")
+    assert messages[0].startswith("UserError: the version of metadist is 0.1 on rank 1 and 0.0 on ")
 
 
 def test_the_user_error_of_one_rank_is_that_of_all_and_names_it(tmp_path):
