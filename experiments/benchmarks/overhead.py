@@ -169,13 +169,18 @@ def iteration(rounds: int, only: str) -> Iterator[Row]:
     """Milliseconds of an iteration without computation, and of its parts from a profile."""
     setting = Setting(25, 10, 10, 1, "mlp", 1000)
     target = f"algorithm._target_=benchmarks.overhead.{NoComputation.__name__}"
-    for strategy, processes, most in (("local", 1, 0.5), ("allreduce", 2, 1.5)):
-        options = (f"strategy={strategy}", "trainer.compile=false", target)
+    for strategy, processes, compiled, most in (
+        ("local", 1, "false", 0.5),
+        ("local", 1, "true", 0.5),
+        ("allreduce", 2, "false", 1.5),
+    ):
+        form = f"{strategy}, compiled" if compiled == "true" else strategy
+        options = (f"strategy={strategy}", f"trainer.compile={compiled}", target)
         measure = metadist(*options, processes=processes)
         times = [1e3 * setting.tasks / measure(setting, TIMEOUT_SECONDS) for _ in range(rounds)]
-        yield f"an iteration, {strategy}", "ms", statistics.median(times), f"at most {most}"
+        yield f"an iteration, {form}", "ms", statistics.median(times), f"at most {most}"
         for name, milliseconds in profile(setting, processes, *options).items():
-            yield f"{name}, {strategy}", "ms, profiled", milliseconds, ""
+            yield f"{name}, {form}", "ms, profiled", milliseconds, ""
 
 
 PARTS: dict[str, Callable[[int, str], Iterator[Row]]] = {
