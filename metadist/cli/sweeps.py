@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from metadist.config.instantiate import locate_target
 from metadist.deadlines import wait_until
@@ -123,15 +123,15 @@ def _check_run_directory(config: DictConfig) -> None:
 
 
 def _is_regression(config: DictConfig) -> bool | None:
-    """Whether the sweep's dataset has regression tasks; None if it is swept over or unknown."""
+    """Whether the sweep's dataset has regression tasks; None if it is swept over or missing."""
     parser = OverridesParser.create()
     overrides = parser.parse_overrides(list(config.hydra.overrides.task))
     swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     swept |= set(config.hydra.sweeper.get("params") or ())
-    if not swept.isdisjoint(("dataset", "dataset._target_")):
+    target = OmegaConf.select(config, "dataset._target_")
+    if target is None or not swept.isdisjoint(("dataset", "dataset._target_")):
         return None
-    dataset = locate_target(str(config.dataset._target_), "dataset")
-    return getattr(dataset, "regression", None)
+    return getattr(locate_target(str(target), "dataset"), "regression", None)
 
 
 def _check_direction(direction: str, regression: bool | None) -> None:

@@ -67,6 +67,9 @@ def spec_of(directory: Path, number: int = 0, in_sweep: bool = True) -> RunSpec:
     return RunSpec("a", directory, OmegaConf.create(), in_sweep=in_sweep, number=number)
 
 
+GLYPHS = {"_target_": "metadist.tasks.Glyphs"}
+
+
 def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **values) -> None:
     nodes = {
         "sweeper": {
@@ -78,9 +81,8 @@ def start_sweep(directory: Path, sweeper: str, direction: str = "maximize", **va
         "sweep": {"dir": str(directory)},
         "overrides": {"task": values.pop("overrides", []), "hydra": values.pop("of_hydra", [])},
     }
-    dataset = {"_target_": "metadist.tasks.Glyphs"}
     SweepCallback().on_multirun_start(
-        OmegaConf.create({"hydra": nodes, "dataset": dataset, **values})
+        OmegaConf.create({"hydra": nodes, "dataset": GLYPHS, **values})
     )
 
 
@@ -132,8 +134,9 @@ def test_a_job_knows_whether_others_run_beside_it_and_finds_no_old_error(tmp_pat
     assert found == [(True, False), (False, False), (False, False)]
 
 
-def launched_to_find_the_worst(directory: Path) -> str:
-    start_sweep(directory, "OptunaSweeper", "minimize", overrides=["dataset=glyphs,sinusoid"])
+def launched_to_find_the_worst(directory: Path, dataset: dict | None) -> str:
+    overrides = ["dataset=glyphs,sinusoid"] if dataset else []
+    start_sweep(directory, "OptunaSweeper", "minimize", overrides=overrides, dataset=dataset)
     try:
         launch_job(Writer(), 1, spec_of(directory))
     except JobFailure as failure:
@@ -141,8 +144,9 @@ def launched_to_find_the_worst(directory: Path) -> str:
     return ""
 
 
-def test_a_sweeper_that_would_find_the_worst_is_refused(tmp_path):
-    (message,) = run_world(launched_to_find_the_worst, 1, tmp_path)
+@pytest.mark.parametrize("dataset", [GLYPHS, None], ids=["over datasets", "without one"])
+def test_a_sweeper_that_would_find_the_worst_is_refused(tmp_path, dataset):
+    (message,) = run_world(launched_to_find_the_worst, 1, tmp_path, dataset)
     assert "would look for the worst validation accuracy" in message
 
 
