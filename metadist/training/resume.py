@@ -63,7 +63,7 @@ def restore(experiment: Experiment) -> None:
     if checkpoint is not None:
         restore_from(experiment, *checkpoint)
         if get_rank() == 0:
-            _require_best(experiment, checkpoint[0])
+            _match_best(experiment, checkpoint[0])
     elif get_rank() == 0:
         _log.info(
             "resume=auto: %s has no checkpoint, so the run starts at iteration 0; to resume an "
@@ -173,14 +173,20 @@ def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any
         )
 
 
-def _require_best(experiment: Experiment, path: Path) -> None:
-    """Copy the best checkpoint so far from the folder of a checkpoint, if the run may test it.
+def _match_best(experiment: Experiment, path: Path) -> None:
+    """Make the newest best checkpoint in the run's directory that of the restored state.
+
+    It is copied from the folder of the restored checkpoint if the run may test it. Those whose
+    validation does not count, such as one of other tasks, are renamed.
 
     Raises:
         UserError: the best checkpoint is missing or damaged.
     """
-    best = experiment.state.best.get("iteration")
-    target = checkpoints_of(experiment).best_path(int(best or 0))
+    saved, best = checkpoints_of(experiment), experiment.state.best.get("iteration")
+    for number, other in saved.bests():
+        if number > (best or 0) and not other.samefile(path):  # other ranks may still read `path`
+            rename_checkpoint(other, "superseded")
+    target = saved.best_path(int(best or 0))
     if experiment.trainer_config.test_checkpoint != "best" or best is None:
         return
     source = path.with_name(target.name)

@@ -14,7 +14,7 @@ from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.reports import protocol_differences
 from metadist.training import Trainer, saved_state
-from metadist.training.checkpoints import read_checkpoint, write_checkpoint
+from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from metadist.training.export import export_weights
 from metadist.training.saved_state import load_best
 
@@ -134,6 +134,15 @@ def test_validations_of_other_tasks_are_not_compared(tmp_path, caplog, other):
     assert "of other tasks" in caplog.text and not x.state.best
     assert x.callbacks["early_stopping"].best is None
     assert Trainer(x).run()["tested_iteration"] == 4  # validated anew, and the only one
+
+
+def test_the_best_by_other_validation_tasks_is_no_longer_the_best(tmp_path):
+    train(str(tmp_path), "strategy=local")
+    saved = Checkpoints(tmp_path)
+    best = saved.best
+    other = ("resume=auto", "trainer.eval_seed=5", "trainer.eval_every=0")
+    assert train(str(tmp_path), "strategy=local", *other)["best_validation"] == {}
+    assert saved.best is None and best.with_name(f"{best.name}.superseded").exists()
 
 
 def test_a_stop_after_other_validation_tasks_is_withdrawn(tmp_path):
