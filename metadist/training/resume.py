@@ -107,11 +107,13 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
     Raises:
         UserError: the checkpoint is of another run, has other shapes, or is beyond the run's end.
     """
-    saved = contents.get("fingerprint")
-    if not isinstance(saved, Mapping):
+    missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
+    if missing:
         raise UserError(
-            f"the checkpoint {path} does not say which run it is of: choose another one."
+            f"the checkpoint {path} lacks {', '.join(missing)}: it is of another version of "
+            "metadist or damaged; choose another one."
         )
+    saved = config_fingerprint(contents["configuration"])
     current = config_fingerprint(experiment.configuration)
     unrecorded = {}  # options that a class of the user's did not have, or without a value then
     for key, value in config_fingerprint(experiment.defaults).items():
@@ -133,12 +135,6 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
             "are not the same; give the data that it was trained on, as in dataset.root=DIR, or "
             f"start another run with init_from={path}."
         )
-    missing = sorted(checkpoint_contents(experiment).keys() - contents.keys() - {"protocol"})
-    if missing:
-        raise UserError(
-            f"the checkpoint {path} lacks {', '.join(missing)}: it is of another version of "
-            "metadist or damaged; choose another one."
-        )
     _load(path, experiment, contents)
     _forget_other_validations(experiment, contents)
     if experiment.state.iteration > experiment.trainer_config.iterations:
@@ -151,7 +147,7 @@ def restore_from(experiment: Experiment, path: Path, contents: Mapping[str, Any]
 
 def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any]) -> None:
     """Discard earlier validations if later ones use other tasks."""
-    saved = (contents.get("configuration") or {}).get("trainer") or {}
+    saved = contents["configuration"].get("trainer") or {}
     trainer = experiment.trainer_config
     current = {"eval_seed": trainer.eval_seed, "validation_tasks": trainer.validation_tasks}
     different = [

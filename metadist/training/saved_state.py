@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.errors import UserError
-from metadist.reports import config_fingerprint, read_results
+from metadist.reports import read_results
 from metadist.training.callbacks import Callback
 from metadist.training.checkpoints import (
     Checkpoints,
@@ -43,8 +43,7 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
     trains_another = experiment.evaluated_learner is not experiment.learner
     return {
         **asdict(experiment.state),
-        "fingerprint": config_fingerprint(experiment.configuration),
-        # From these, the learner can be built without the dataset.
+        # From these, the learner can be built without the dataset. A resumed run compares them.
         "configuration": experiment.configuration,
         "task": {
             "input_shape": [int(size) for size in experiment.tasks.input_shape],

@@ -75,7 +75,7 @@ def _with_valid_digest(contents: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     for name in contents:
         if name not in ("version", "protocol"):  # which older checkpoints lack
             yield "a part missing", _saved({k: v for k, v in contents.items() if k != name})
-    for name in ("learner", "optimizer", "scheduler", "iteration", "fingerprint", "buffers"):
+    for name in ("learner", "optimizer", "scheduler", "iteration", "configuration", "buffers"):
         yield "a part that is text", _saved({**contents, name: "text"})
     learner = contents["learner"]
     smaller = {k: v[:1] if v.dim() else v for k, v in learner.items()}

@@ -338,7 +338,7 @@ def test_defaults_of_the_users_own_classes_are_recorded_and_compared(tmp_path, m
     with pytest.raises(UserError, match=r"model\.scale was 1\.5 there and is 0\.5 now"):
         build(tmp_path, *again)
     # A run of a version without the option is continued with its default.
-    del saved["fingerprint"]["model.scale"]
+    del saved["configuration"]["model"]["scale"]
     older = tmp_path / "older.pt"
     write_checkpoint(older, saved)
     build(tmp_path / "resumed", *options, f"resume={older}")
