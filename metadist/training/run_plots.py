@@ -31,8 +31,8 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         results: the content of `results.json`.
 
     Returns:
-        The files written: the learning curves, and the test tasks if they are images in grey or
-        color, or scalar functions of a scalar, and the learner returns a prediction per query.
+        The files written: the learning curves, and the test tasks if they can be plotted, see
+        `plot_task`.
     """
     curves = plots.plot_learning_curves(
         read_metrics(experiment.directory / METRICS_FILE),
@@ -41,17 +41,10 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         (results[f"test_{experiment.metric}"], results["ci95"]),
         experiment.split_descriptions,
     )
-    if not can_plot(experiment.tasks):
-        return [curves]
     count = min(_TEST_TASKS, experiment.trainer_config.eval_tasks)
     keys = evaluation_keys(experiment, "test", range(count))
-    plotted = _plot_tasks(
-        experiment,
-        experiment.evaluated_learner,
-        keys,
-        experiment.directory / TEST_TASKS_FILE,
-        experiment.title,
-    )
+    path = experiment.directory / TEST_TASKS_FILE
+    plotted = _plot_tasks(experiment, experiment.evaluated_learner, keys, path, experiment.title)
     return [curves] if plotted is None else [curves, plotted]
 
 
@@ -61,12 +54,10 @@ def plot_validation_tasks(experiment: Experiment) -> list[Path]:
     Rank zero calls it during training: neither buffers nor random states change.
 
     Returns:
-        The file written, `validation_tasks.png`; [] if `plot_run` would plot no test tasks.
+        The file written, `validation_tasks.png`; [] if the tasks cannot be plotted.
     """
     count = min(_TEST_TASKS, experiment.trainer_config.validation_tasks)
     keys = evaluation_keys(experiment, "validation", range(count))
-    if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(keys[0]).support.targets):
-        return []
     title = f"{experiment.title}: validation at iteration {experiment.state.iteration}"
     path = experiment.directory / VALIDATION_TASKS_FILE
     plotted = _plot_tasks(experiment, experiment.evaluated_learner, keys, path, title)
@@ -86,13 +77,8 @@ def plot_task(path: Path, experiment: Experiment, key: Tensor) -> Path | None:
         images in grey or color, it is a function of several numbers, or the learner does not return
         a prediction per query.
     """
-    if not can_plot(experiment.tasks) or not len(experiment.tasks.sample(key).support.targets):
-        return None
-    with wrap_write_errors(path, REDIRECT_REPLAY):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return _plot_tasks(
-        experiment, experiment.learner, [key], path, f"task {','.join(map(str, key.tolist()))}"
-    )
+    title = f"task {','.join(map(str, key.tolist()))}"
+    return _plot_tasks(experiment, experiment.learner, [key], path, title)
 
 
 def can_plot(tasks: TaskDistribution) -> bool:
@@ -105,13 +91,20 @@ def can_plot(tasks: TaskDistribution) -> bool:
 def _plot_tasks(
     experiment: Experiment, learner: Learner, keys: Iterable[Tensor], path: Path, title: str
 ) -> Path | None:
+    """Plot tasks, and the predictions of a learner after adaptation; see `plot_task`."""
+    if not can_plot(experiment.tasks):
+        return None
     pairs = []
     for key in keys:
         episode = experiment.tasks.sample(key)
+        if not len(episode.support.targets):
+            return None
         values = predict_task(experiment, learner, key, episode)
         if values is None or values.dim() != 2 or len(values) != len(episode.query.targets):
             return None  # an algorithm may compute losses and metrics only
         pairs.append((episode, values))
+    with wrap_write_errors(path, REDIRECT_REPLAY):  # a run has its directory already
+        path.parent.mkdir(parents=True, exist_ok=True)
     if experiment.tasks.regression:
         regression = [_regression_data(learner, *pair) for pair in pairs]
         return plots.plot_regression_tasks(regression, path, title)

@@ -38,30 +38,40 @@ OVERRIDES = (
 )
 
 
-def tasks_of(shape: tuple[int, ...], outputs: int | None) -> SimpleNamespace:
-    """Tasks with inputs of a shape; with `outputs`, a regression."""
+def tasks_of(shape: tuple[int, ...], outputs: int | None, support: int) -> SimpleNamespace:
+    """Tasks with inputs of a shape and a number of support examples; with `outputs`, a
+    regression.
+    """
     targets = torch.zeros(2, dtype=torch.int64) if outputs is None else torch.zeros(2, outputs)
-    part = Examples(torch.zeros(2, *shape), targets)
+    query = Examples(torch.zeros(2, *shape), targets)
     return SimpleNamespace(
         regression=outputs is not None,
         input_shape=shape,
         outputs=outputs or 2,
-        sample=lambda key: Episode(part, part),
+        sample=lambda key: Episode(Examples(*(part[:support] for part in query)), query),
     )
 
 
 @pytest.mark.parametrize(
-    ("shape", "outputs"),
-    [((2, 8, 8), None), ((4, 8, 8), None), ((5,), None), ((2,), 1), ((1,), 2)],
+    ("shape", "outputs", "support"),
+    [
+        ((2, 8, 8), None, 2),
+        ((4, 8, 8), None, 2),
+        ((5,), None, 2),
+        ((2,), 1, 2),
+        ((1,), 2, 2),
+        ((1, 8, 8), None, 0),
+    ],
 )
-def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape, outputs):
-    tasks = tasks_of(shape, outputs)
+def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape, outputs, support):
+    tasks = tasks_of(shape, outputs, support)
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "train_loss": 1.0}\n')
     results = {"test_accuracy": 0.5, "test_mse": 0.5, "ci95": 0.1}
     metric = "accuracy" if outputs is None else "mse"
     x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
     x.learner = x.evaluated_learner = torch.nn.Identity()
-    x.split_descriptions, x.trainer_config = {"test": "of others"}, SimpleNamespace(eval_seed=0)
+    x.split_descriptions = {"test": "of others"}
+    x.trainer_config = SimpleNamespace(eval_seed=0, eval_tasks=1)
     curves, draw = [], plots.plot_learning_curves
     monkeypatch.setattr(
         plots, "plot_learning_curves", lambda *given: curves.append(given) or draw(*given)
