@@ -194,13 +194,10 @@ class Trainer:
                     raise
                 strategy.close()
             write_worker_profile(self.experiment.directory / PROFILE_DIRECTORY)
-        except Interrupted:
-            close_within_seconds(functools.partial(strategy.close, graceful=False))
-            raise
         except BaseException as error:
             with contextlib.suppress(Interrupted):  # torchrun's SIGTERM: the error is reported
                 # An error that all ranks raise is left to rank zero.
-                if not isinstance(error, WorkerLostError) and (
+                if not isinstance(error, Interrupted | WorkerLostError) and (
                     self._is_main or not isinstance(error, UserError)
                 ):
                     current_job().claim_first_failure()  # before the others miss this rank
@@ -265,8 +262,9 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_iteration_end(self, output)
             self._share_should_stop()
-            with self._not_timed():
-                self._check_validate_save(output.stopping)
+            step_ended = time.perf_counter()
+            self._check_validate_save(output.stopping)
+            self._step_started += time.perf_counter() - step_ended  # not part of the next step
             if output.stopping and not self._is_finished():
                 self._raise_interrupted()
         self._is_training = False
@@ -409,13 +407,6 @@ class Trainer:
     def _warn(self, message: str) -> None:
         if self._is_main and not self.experiment.logger.log_message(message):
             _log.warning(message)
-
-    @contextlib.contextmanager
-    def _not_timed(self) -> Iterator[None]:
-        """Exclude the time of the block from the time of the next outer step."""
-        started = time.perf_counter()
-        yield
-        self._step_started += time.perf_counter() - started
 
     # --- evaluation ----------------------------------------------------------------------------
 
