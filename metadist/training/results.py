@@ -93,7 +93,7 @@ def prediction_records(experiment: Experiment, evaluation: Evaluation) -> Iterat
         and `predictions` are None if the learner returns no predictions.
     """
     metric = experiment.metric
-    names = [metric, "loss", *user_metrics(evaluation.estimates)]
+    names = [metric, "loss", *filter(is_user_metric, evaluation.metrics)]
     metrics = {name: evaluation.metrics[name].tolist() for name in names}
     keys = evaluation_keys(experiment, "test", range(len(evaluation.predictions)))
     for index, (key, queries) in enumerate(zip(keys, evaluation.predictions, strict=True)):
