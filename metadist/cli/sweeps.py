@@ -398,9 +398,9 @@ def _report(sweep: Sweep, status: int) -> int:
         return status or (FAILURE_STATUS if sweep.failed else USER_ERROR_STATUS)
     if status in SIGNAL_STATUSES:
         print_error(stopped)
-    elif report.failed and status:
-        # Failed jobs in the directory may be those of an earlier command.
-        names = [str(number) for number in sorted(sweep.failed)] or report.failed
+    elif status and (names := [str(number) for number in sorted(sweep.failed)] or report.failed):
+        # Failed jobs in the directory may be those of an earlier command, and a job that was
+        # refused because its directory has the results of another run is not among them.
         job, it = ("job", "it") if len(names) == 1 else ("jobs", "them")
         print_error(
             f"the sweep ended with the failed {job} ({', '.join(names)}): after a correction, the "

@@ -142,8 +142,7 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
     """The results in the run's directory if they are of the same run, else None.
 
     The loggers and the launcher may differ. With any other difference, such as in `dataset.root` or
-    `trainer.iterations`, it is a different run, which is started or resumed. The failure record of
-    a refused later attempt is removed.
+    `trainer.iterations`, it is a different run, which is started or resumed.
 
     Raises:
         UserError: the results exist but cannot be read.
@@ -157,7 +156,6 @@ def finished_results(spec: RunSpec) -> dict[str, Any] | None:
         return None
     if _resolved(saved) != _resolved(_saved_values(spec.configuration)):
         return None
-    (spec.directory / FAILURE_FILE).unlink(missing_ok=True)
     return results
 
 

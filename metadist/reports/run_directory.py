@@ -134,6 +134,9 @@ def write_json(path: Path, content: Mapping[str, Any], redirect: str = REDIRECT_
 def read_results(directory: Path) -> dict[str, Any] | None:
     """Read `results.json` of a run directory; None if the run has not finished.
 
+    A run that continues an earlier one renames its results when it starts, so that results are
+    always those of a finished run.
+
     Raises:
         UserError: the file cannot be read.
     """
@@ -225,12 +228,14 @@ def read_failure(directory: Path) -> dict[str, Any] | None:
 def write_failure(directory: Path, overrides: Sequence[str], error: str, exit_status: int) -> None:
     """Write `failure.json` for a failed job, atomically. Called by rank zero or by the launcher.
 
-    A directory that cannot be written to, or to which another run is writing, is left alone, since
-    the error is reported elsewhere.
+    The error is reported elsewhere too, so that a directory is left alone if it cannot be written
+    to, if another run is writing to it, or if it holds results: the job was refused to keep those
+    of another run, or failed after its own were written.
     """
     failure = {"error": error, "exit_status": exit_status, "overrides": list(overrides)}
     with contextlib.suppress(OSError, UserError), locked_directory(directory):
-        write_json(directory / FAILURE_FILE, failure)
+        if not (directory / RESULTS_FILE).exists():
+            write_json(directory / FAILURE_FILE, failure)
 
 
 def pop_worker_error(directory: Path) -> str:

@@ -54,7 +54,7 @@ class RunRecord:
         overrides: the overrides on the command line.
         metrics: the lines of `metrics.jsonl`.
         results: the content of `results.json`; None if the run has not finished.
-        error: the message of the error that ended the run, with its traceback; "" without one.
+        error: see `read_error`.
         environment: the versions, commit, device and workers.
         predictions: the lines of `test_predictions.jsonl`; empty without the file.
         test_tasks: the data of the "hardest" and of some "typical" test tasks; {} if not saved.
@@ -82,10 +82,10 @@ class RunRecord:
         Args:
             now: the current time, in seconds since 1970.
         """
-        if self.error:
-            return error_status(self.error)
         if self.results is not None:
             return "finished"
+        if self.error:
+            return error_status(self.error)
         last = self.started if self.written is None else self.written
         recent = last is not None and now - last < _RUNNING_SECONDS
         return "running" if recent else "ended without results"
@@ -232,15 +232,14 @@ def read_run_record(directory: Path) -> RunRecord:
         )
     path = directory / METRICS_FILE
     failure, results = read_failure(directory), read_results(directory)
-    error = read_error(directory)
     return RunRecord(
         directory=directory,
         config=read_config(directory),
         hydra=read_hydra(directory),
         overrides=read_overrides(directory) or list((failure or {}).get("overrides", ())),
         metrics=read_metrics(path) if path.exists() else [],
-        results=None if error else results,
-        error=error,
+        results=results,
+        error=read_error(directory),
         environment=_read_environment(directory, results),
         predictions=read_test_predictions(directory) or [],
         test_tasks=read_json(directory / TEST_TASKS_DATA_FILE, ExampleTasks, directory) or {},
@@ -252,6 +251,8 @@ def read_run_record(directory: Path) -> RunRecord:
 def read_error(directory: Path) -> str:
     """The message and traceback of the error that ended a run; "" without one.
 
+    A finished run may have one too, of what follows its results, such as closing a logger.
+
     Raises:
         UserError: `failure.json` cannot be read.
     """
@@ -259,8 +260,10 @@ def read_error(directory: Path) -> str:
         text = read_regular(directory / ERROR_FILE, "replace", within=directory).strip()
     except OSError:
         text = ""
+    if text or (directory / RESULTS_FILE).exists():
+        return text
     failure = read_failure(directory)
-    return text or ("" if failure is None else str(failure.get("error") or "failed"))
+    return "" if failure is None else str(failure.get("error") or "failed")
 
 
 def error_status(error: str) -> Literal["failed", "stopped"]:

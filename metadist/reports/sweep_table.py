@@ -38,8 +38,6 @@ from metadist.reports.statistics import mean_and_ci95
 
 _DEFAULT = "(default)"
 _MISSING = object()
-_CONTINUED = ("trainer.iterations",)
-"""Keys that are changed to continue a finished run."""
 
 
 @dataclass(frozen=True)
@@ -324,27 +322,17 @@ def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
 
 
 def _read_run(folder: Path, directory: Path) -> SweepRun:
-    failure, error = read_failure(directory), read_error(directory)
-    results, overrides = read_results(directory), _values(read_overrides(directory))
-    failed = bool(error) and error_status(error) == "failed"
-    if failure is not None and (failed_overrides := _values(failure.get("overrides") or ())):
-        changed = {
-            key
-            for key in failed_overrides | overrides
-            if failed_overrides.get(key) != overrides.get(key)
-        }
-        if results is None or all(is_runtime_key(key) or key in _CONTINUED for key in changed):
-            overrides = failed_overrides
-        else:
-            error, failed = "", False  # the error of another job, refused to protect these results
-    message = str((failure or {}).get("error") or error.splitlines()[-1]) if failed else ""
+    results, error = read_results(directory), read_error(directory)
+    failure = (read_failure(directory) or {}) if results is None else {}
+    failed = results is None and error != "" and error_status(error) == "failed"
+    message = str(failure.get("error") or error.splitlines()[-1]) if failed else ""
     return SweepRun(
         name=str(directory.relative_to(folder)),
-        overrides=overrides,
+        # A job may have failed before it saved its own overrides.
+        overrides=_values(failure.get("overrides") or read_overrides(directory)),
         config=read_config(directory),
         choices=choices_of(read_hydra(directory)),
-        # An error also counts after the results of an earlier, shorter run.
-        results=None if error else results,
+        results=results,
         failure=" ".join(message.split()) if failed else None,
     )
 

@@ -132,6 +132,15 @@ def test_the_failed_job_is_named_beside_one_of_an_earlier_sweep(tmp_path):
     assert "the sweep ended with the failed job (0): after a correction, the same" in rank.err
 
 
+def test_a_job_of_other_options_is_refused_and_the_results_stay(tmp_path):
+    for rate, status in (("0.1", 0), ("0.2", 2)):
+        overrides = (f"algorithm.inner_lr={rate}", "seed=0,1", "strategy=local")
+        (rank,) = sweep(tmp_path, *overrides, size=1)
+        assert rank.status == status, rank
+    assert "the sweep ended with the failed job (0): after a correction, the same" in rank.err
+    assert "2 runs finished\n" in rank.out and not (tmp_path / "0" / "failure.json").exists()
+
+
 @pytest.mark.slow
 def test_a_rank_that_cannot_build_is_recorded(tmp_path):
     overrides = ("algorithm._target_=broken_parts.BrokenMAML", "+algorithm.where=start")

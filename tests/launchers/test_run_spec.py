@@ -16,7 +16,7 @@ from metadist.launchers.run_spec import (
     finished_results,
     save_configuration,
 )
-from metadist.reports import WORKER_ERROR_FILE, pop_worker_error, write_failure
+from metadist.reports import WORKER_ERROR_FILE, pop_worker_error
 
 
 def spec_of(directory: Path, iterations: int = 10, root: str = "here") -> RunSpec:
@@ -142,15 +142,6 @@ def test_a_saved_configuration_is_compared_without_executing_its_interpolations(
     path = tmp_path / ".hydra" / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: ${execute:1}"))
     assert finished_results(spec_of(tmp_path)) is None and not executed
-
-
-def test_a_refused_start_does_not_spoil_a_finished_run(tmp_path):
-    save_configuration(spec_of(tmp_path))
-    finish(tmp_path)
-    write_failure(tmp_path, ["seed=0"], "too many workers", 2)
-    assert (tmp_path / "failure.json").exists()
-    assert finished_results(spec_of(tmp_path)) == {"test_accuracy": 0.5}
-    assert not (tmp_path / "failure.json").exists()
 
 
 def test_unreadable_results_are_a_user_error(tmp_path):

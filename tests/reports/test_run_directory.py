@@ -64,6 +64,12 @@ def test_a_directory_to_which_another_run_writes_gets_no_failure(tmp_path):
     assert read_failure(tmp_path) is None
 
 
+def test_a_directory_with_results_gets_no_failure(tmp_path):
+    write_results(tmp_path, {"test_accuracy": 0.5})
+    write_failure(tmp_path, ["algorithm.inner_lr=0.2"], "an earlier run is here", 2)
+    assert read_failure(tmp_path) is None
+
+
 def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
     def no_space(file):
         raise OSError(28, "No space left on device")

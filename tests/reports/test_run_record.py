@@ -28,15 +28,26 @@ def record_of(directory, metrics=(), results=None, config=None, **files) -> RunR
     return read_run_record(directory)
 
 
-def test_an_error_after_earlier_results_is_the_state_of_the_run(tmp_path):
-    assert record_of(tmp_path, results={"test_accuracy": 0.5}).status(0.0) == "finished"
-    (tmp_path / "error.txt").write_text("rank 0: failed\n")
+def test_the_status_of_a_run_with_an_error(tmp_path):
+    record_of(tmp_path)
+    for error, status in (
+        ("rank 0: failed\n", "failed"),
+        ("stopped at iteration 3 of 9\n", "stopped"),
+        ("ValueError: the server has stopped here", "failed"),
+    ):
+        (tmp_path / "error.txt").write_text(error)
+        assert read_run_record(tmp_path).status(0.0) == status
+
+
+def test_a_run_with_results_has_finished(tmp_path):
+    record_of(tmp_path, results={"test_accuracy": 0.5})
+    failure = {"error": "an earlier run is here", "overrides": ["algorithm.inner_lr=0.2"]}
+    (tmp_path / "failure.json").write_text(json.dumps(failure))
     record = read_run_record(tmp_path)
-    assert record.status(0.0) == "failed" and record.results is None
-    (tmp_path / "error.txt").write_text("stopped at iteration 3 of 9\n")
-    assert read_run_record(tmp_path).status(0.0) == "stopped"
-    (tmp_path / "error.txt").write_text("ValueError: the server has stopped here")
-    assert read_run_record(tmp_path).status(0.0) == "failed"
+    assert (record.status(0.0), record.error) == ("finished", "") and record.results is not None
+    (tmp_path / "error.txt").write_text("the logger could not be closed\n")
+    record = read_run_record(tmp_path)
+    assert (record.status(0.0), record.error) == ("finished", "the logger could not be closed")
 
 
 def test_what_a_job_of_a_sweep_left_at_its_start_is_read(tmp_path):

