@@ -142,7 +142,7 @@ def _table(
     """
     directory = options.directory.resolve()
     runs = find_runs([directory, *options.folders], cells)
-    if not runs and not (runner and runner.unusable):
+    if not runs and not (runner and runner.failed):
         raise UserError(f"no run of a preset in {directory}: name presets, or all.")
     rows = _rows(runs)
     command = shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]])
@@ -161,8 +161,8 @@ def _table(
         print(path)
     if runner is not None and runner.stopped:
         return 128 + runner.stopped
-    unusable = runner is not None and runner.unusable
-    return 1 if unusable or any(row.failures for row in rows) else 0
+    failed = runner is not None and runner.failed
+    return 1 if failed or any(row.failures for row in rows) else 0
 
 
 def documents(cells: Mapping[str, Cell]) -> dict[Path, str]:

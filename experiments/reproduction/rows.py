@@ -37,13 +37,8 @@ class Run:
 
     @cached_property
     def failure(self) -> str | None:
-        """The error that ended the run; None if it has not failed."""
+        """The error that ended a run without results; None if it has not failed."""
         return failure_of(self.directory)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has results and no later failure."""
-        return self.results is not None and self.failure is None
 
 
 @dataclass(frozen=True)
@@ -191,7 +186,7 @@ def aggregate(runs: Sequence[Run], lengths: Mapping[str, int | None]) -> list[Ro
 
 def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
     cell = runs[0].cell
-    done = list({run.seed: run for run in runs if run.finished}.values())
+    done = list({run.seed: run for run in runs if run.results is not None}.values())
     ended = {run.seed for run in done}
     others = [run for run in runs if run.seed not in ended]
     results = {run.seed: _result(run, steps) for run in done}

@@ -76,7 +76,7 @@ class PresetRun:
         )
 
     def is_finished(self) -> bool:
-        """Whether the run has results and no later failure.
+        """Whether the run has results.
 
         Raises:
             UserError: the directory has a run with other options, or of an older version of the
@@ -90,7 +90,7 @@ class PresetRun:
                 f"{' '.join(saved.options) or '(none)'}, not {' '.join(options) or '(none)'}: "
                 "choose another --directory."
             )
-        if not (self.directory / RESULTS_FILE).exists() or failure_of(self.directory) is not None:
+        if not (self.directory / RESULTS_FILE).exists():
             return False
         for key, (old, new) in configuration_differences(self.directory, self.overrides()).items():
             raise UserError(
@@ -113,7 +113,7 @@ class Runner:
 
     Attributes:
         stopped: the number of the signal that stopped the runs; 0 if none.
-        unusable: the runs whose directory cannot be used.
+        failed: the runs that failed, or whose directory cannot be used.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Runner:
     ) -> None:
         self.workers, self.jobs, self.roots, self.log = workers, jobs, roots, log
         self.stopped = 0
-        self.unusable: list[PresetRun] = []
+        self.failed: list[PresetRun] = []
         self._launcher = TorchrunLauncher(nproc_per_node=workers, oversubscribe=True)
 
     def run(self, runs: Sequence[PresetRun]) -> None:
@@ -164,7 +164,7 @@ class Runner:
             self.log(f"{run.title}: started in {run.directory}")
             status = self._launcher.run(spec)
         except OSError as error:
-            self.unusable.append(run)
+            self.failed.append(run)
             self.log(f"{run.title}: FAILED: {run.directory} cannot be used ({error.strerror})")
             return
         message = pop_worker_error(run.directory) or f"ended with status {status}"
@@ -173,6 +173,7 @@ class Runner:
         elif self.stopped or status in SIGNAL_STATUSES:
             self.log(f"{run.title}: stopped; the same command resumes it")
         else:
+            self.failed.append(run)
             write_failure(run.directory, run.overrides(self.workers), message, status)
             self.log(f"{run.title}: FAILED with status {status}: {message}")
 

@@ -205,13 +205,20 @@ def test_a_finished_run_of_another_version_of_the_preset_is_refused(tmp_path):
         run.is_finished()
 
 
-def test_a_run_that_failed_after_its_results_is_not_finished(tmp_path):
+def test_results_beside_unreadable_overrides_are_of_a_finished_run(tmp_path):
     run = preset_run(tmp_path / "0", seed=1)
     create_run(tmp_path / "0", "maml_sinusoid", 1, test_mse=0.1)
-    (tmp_path / "0" / ".hydra" / "overrides.yaml").write_text("[")  # cannot be read
+    (tmp_path / "0" / ".hydra" / "overrides.yaml").write_text("[")
     assert run.is_finished()
-    (tmp_path / "0" / "failure.json").write_text('{"error": "the disk is full"}')
-    assert not run.is_finished()
+
+
+def test_a_run_that_fails_after_its_results_is_finished_and_has_failed_once(tmp_path, monkeypatch):
+    create_run(tmp_path, "maml_sinusoid", 0)
+    use_command(monkeypatch, "-c", "import sys; open(sys.argv[1] + '/results.json', 'w'); exit(1)")
+    run, runner = preset_run(tmp_path), Runner(1, 1, {}, lambda text: None)
+    runner.run([run])
+    assert runner.failed == [run] and not (tmp_path / "failure.json").exists()
+    assert run.is_finished()
 
 
 def test_an_unusable_directory_does_not_end_the_other_runs(tmp_path, monkeypatch):
@@ -221,7 +228,7 @@ def test_an_unusable_directory_does_not_end_the_other_runs(tmp_path, monkeypatch
     messages: list[str] = []
     runner = Runner(1, 1, {}, messages.append)
     runner.run(runs)
-    assert runner.unusable == runs[:1] and (tmp_path / "b" / "ran").exists()
+    assert runner.failed == runs[:1] and (tmp_path / "b" / "ran").exists()
     assert "cannot be used (Not a directory)" in messages[0]
 
 

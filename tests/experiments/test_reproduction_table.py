@@ -161,12 +161,15 @@ def test_different_configurations_of_the_seeds_are_shown(tmp_path):
     assert row.seed_differences == {"algorithm.inner_lr": rates}
 
 
-def test_results_before_a_failure_and_missing_results_do_not_count(tmp_path):
+def test_results_stay_when_a_later_job_failed_in_their_directory(tmp_path):
     cells = {"x": Cell("x", "omniglot", "accuracy", {None: 0.9})}
     create_run(tmp_path / "0", "x", 0, test_accuracy=0.95, protocol=PROTOCOL)
-    create_failed_run(tmp_path / "0", "x", 0, "the plots cannot be written")
+    create_failed_run(tmp_path / "0", "x", 0, "an earlier run is here")
     (row,) = aggregate(find_runs([tmp_path], cells), {})
-    assert (row.outcome, row.failures) == ("FAILED", {0: "the plots cannot be written"})
+    assert (row.outcome, row.seeds, row.failures) == ("reached", (0,), {})
+
+
+def test_a_result_that_is_missing_does_not_count(tmp_path):
     cells = {"y": Cell("y", "sinusoid", "mse", {10: 0.3})}
     create_run(tmp_path / "1", "y", 0, test_mse=0.2, test_mse_by_steps=[], protocol={"shots": 5})
     (row,) = aggregate(find_runs([tmp_path], cells), {})
