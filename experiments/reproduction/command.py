@@ -97,13 +97,14 @@ def _run(options: argparse.Namespace) -> int:
         return _update_docs(cells)
     if options.table_only:
         return _table(options, cells, selected, None)
+    overrides = _checked_overrides(options)
     roots = _roots(options.root, {cell.dataset for cell in cells.values()})
     runner = Runner(options.workers, options.jobs, roots, _print)
     if options.quick:
         # Runs of their own: finished ones would not be repeated.
         runs = directory / "quick" / time.strftime("%Y-%m-%d_%H-%M-%S")
         return run_quick(selected or list(cells.values()), runs, runner, _print)
-    runner.run(_runs(options, selected, directory))
+    runner.run(_runs(options, selected, overrides, directory))
     return _table(options, cells, selected, runner)
 
 
@@ -205,16 +206,12 @@ def _without_run(rows: Sequence[Row], cells: Iterable[Cell]) -> list[str]:
     return missing
 
 
-def _runs(
-    options: argparse.Namespace, selected: Sequence[Cell], directory: Path
-) -> list[PresetRun]:
-    """The runs of the command line.
+def _checked_overrides(options: argparse.Namespace) -> tuple[str, ...]:
+    """The overrides of every run.
 
     Raises:
-        UserError: there is no preset, or a value is invalid.
+        UserError: a value is invalid, or is given together with `--quick`, which sets it.
     """
-    if not selected:
-        raise UserError("name presets of conf/experiment, a dataset, or all; --list shows them.")
     for name in ("seeds", "workers", "jobs", "fraction"):
         if not getattr(options, name) > 0:
             raise UserError(
@@ -227,6 +224,29 @@ def _runs(
         key = key_of(override)
         if key in _OPTION_OF_KEY:
             raise UserError(f"{override} contradicts the table: use {_OPTION_OF_KEY[key]}.")
+    unused = {"seeds": 1, "fraction": 1.0, "iterations": None, "folders": []}
+    given = [f"--{name}" for name, default in unused.items() if getattr(options, name) != default]
+    if options.quick and (given or overrides):
+        raise UserError(
+            f"--quick has runs of its own, on which {', '.join((*given, *overrides))} would have "
+            "no effect: leave it out."
+        )
+    return overrides
+
+
+def _runs(
+    options: argparse.Namespace,
+    selected: Sequence[Cell],
+    overrides: tuple[str, ...],
+    directory: Path,
+) -> list[PresetRun]:
+    """The runs of the command line.
+
+    Raises:
+        UserError: there is no preset.
+    """
+    if not selected:
+        raise UserError("name presets of conf/experiment, a dataset, or all; --list shows them.")
     runs = []
     for cell in selected:
         iterations = options.iterations
