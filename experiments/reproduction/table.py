@@ -190,7 +190,8 @@ def _measured(row: Row, seeds: bool = True) -> str:
         spread = f" ({_number(row, row.lowest)} to {_number(row, row.highest)})"
     if not math.isfinite(row.measured):
         return f"diverged{spread}"
-    return f"{_number(row, row.measured)} ± {_number(row, row.ci95)}{_unit(row)}{spread}"
+    interval = f" ± {_number(row, row.ci95)}" if math.isfinite(row.ci95) else ""  # of one task
+    return f"{_number(row, row.measured)}{interval}{_unit(row)}{spread}"
 
 
 def _number(row: Row, value: float) -> str:

@@ -88,6 +88,13 @@ def test_a_seed_that_diverged_is_named(tmp_path):
     assert "| `sine`, MSE after 1 inner steps | 0.400 | diverged | 2 | 600 |" in summary(rows)
 
 
+def test_a_single_test_task_has_no_interval(tmp_path):
+    cells = {"x": Cell("x", "omniglot", "accuracy", {None: 0.9})}
+    create_run(tmp_path, "x", 0, test_accuracy=0.95, ci95="NaN", protocol=PROTOCOL)
+    rows = aggregate(find_runs([tmp_path], cells), {})
+    assert "| x | 90.00% | 95.00% | 1 |" in markdown(rows, "c")
+
+
 def test_a_cell_states_where_its_protocol_is_another_one(rows):
     sections = markdown(rows, "c").split("### ")
     (section,) = [each for each in sections if each.startswith("omniglot 5-way 1-shot")]
