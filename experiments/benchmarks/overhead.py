@@ -26,6 +26,7 @@ from benchmarks.programs import (
     ProgramFailed,
     Setting,
     machine,
+    machine_title,
     metadist,
     result,
     start,
@@ -221,7 +222,7 @@ def run(options: argparse.Namespace) -> None:
             rows.append(row)
         report = {"machine": machine(), "rounds": options.rounds, "rows": rows}
         (options.out / "overhead.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    table = Table("quantity", "relative to", "median", "target", title=str(machine()))
+    table = Table("quantity", "relative to", "median", "target", title=machine_title())
     for quantity, reference, value, target in rows:
         table.add_row(quantity, reference, f"{value:.3f}", target)
     with (options.out / "overhead.txt").open("w", encoding="utf-8") as file:

@@ -246,3 +246,9 @@ def machine() -> dict[str, str]:
         "Python": platform.python_version(),
         **{name: release for name, release in packages.items() if release},
     }
+
+
+def machine_title() -> str:
+    """Processor and versions in one line, such as `…, 2 cores, Python 3.11.2, torch 2.9.0`."""
+    processor, *versions = machine().items()
+    return ", ".join([processor[1], *(f"{name} {release}" for name, release in versions)])

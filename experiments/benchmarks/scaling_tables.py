@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.cost_model import Costs, Step, with_network
-from benchmarks.programs import machine
+from benchmarks.programs import machine_title
 from rich.table import Table
 
 DISTRIBUTED = ("rpc", "allreduce")
@@ -113,7 +113,7 @@ def tables(
     steps: Sequence[Step], costs: Costs, extrapolation: Extrapolation, cores: int
 ) -> list[Table | str]:
     """Measured and predicted steps, the fitted costs, and the extrapolation."""
-    measured = Table(title=f"ms per step, measured and predicted: {_machine()}")
+    measured = Table(title=f"ms per step, measured and predicted: {machine_title()}")
     for name in ("strategy", "workers", "tasks", "parameters", "measured", "predicted", "error"):
         measured.add_column(name, justify="left" if name == "strategy" else "right")
     for strategy, workers, tasks, parameters, seconds in medians(steps):
@@ -162,7 +162,7 @@ def markdown(extrapolation: Extrapolation) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     assumed = "; ".join(ASSUMPTIONS)
     return (
-        "\n".join([*lines, "", f"{extrapolation.caption()} Assumed: {assumed}. {_machine()}."])
+        "\n".join([*lines, "", f"{extrapolation.caption()} Assumed: {assumed}. {machine_title()}."])
         + "\n"
     )
 
@@ -180,8 +180,3 @@ def predict(costs: Costs, step: Step, cores: int) -> float:
     if not step.tasks:
         return costs.messages(step.strategy, step.workers, step.parameters)
     return costs.step(step.strategy, step.workers, step.tasks, step.parameters, cores)
-
-
-def _machine() -> str:
-    processor, *versions = machine().values()
-    return f"{processor}, Python {versions[0]}, torch {versions[1]}"

@@ -2,7 +2,7 @@
 
 import statistics
 
-from benchmarks.programs import REFERENCE, machine
+from benchmarks.programs import REFERENCE, machine_title
 from rich.table import Table
 
 Speeds = dict[str, dict[str, list[float | None]]]
@@ -45,9 +45,7 @@ def rounds_of(speeds: Speeds) -> int:
 
 
 def _title(speeds: Speeds) -> str:
-    processor, *versions = machine().items()
-    parts = [processor[1], *(f"{name} {value}" for name, value in versions)]
-    return f"{', '.join(parts)}; medians of {rounds_of(speeds)} rounds"
+    return f"{machine_title()}; medians of {rounds_of(speeds)} rounds"
 
 
 def table_of(speeds: Speeds, timeout: float) -> Table:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import platform
 import runpy
 import sys
 import time
@@ -263,6 +264,17 @@ def run_command(monkeypatch, *arguments: str) -> None:
     script = ROOT / "experiments" / "benchmark.py"
     monkeypatch.setattr(sys, "argv", [str(script), *arguments])
     runpy.run_path(str(script), run_name="__main__")
+
+
+def test_the_table_of_the_overhead_is_saved(tmp_path, monkeypatch):
+    parts = {"latency": lambda rounds, only: iter([("a call", "another", 1.25, "at most 1.2")])}
+    monkeypatch.setattr("benchmarks.overhead.PARTS", parts)
+    run_command(monkeypatch, "overhead", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "overhead.json").read_text())
+    assert found["rows"] == [["a call", "another", 1.25, "at most 1.2"]]
+    text = " ".join((tmp_path / "overhead.txt").read_text().split())  # the title may be wrapped
+    assert "a call" in text and "1.250" in text
+    assert f"cores, Python {platform.python_version()}, torch " in text and "{" not in text
 
 
 def test_the_gpu_benchmark_on_a_cpu(tmp_path, monkeypatch, capsys):
