@@ -282,12 +282,6 @@ def read_hydra(directory: Path) -> dict[str, Any]:
     return node or {}
 
 
-def choices_of(hydra: Mapping[str, Any]) -> dict[str, str]:
-    """The choice in each configuration group, from the result of `read_hydra`."""
-    choices = (hydra.get("runtime") or {}).get("choices") or {}
-    return {group: choice for group, choice in choices.items() if isinstance(choice, str)}
-
-
 def directory_override(key: str, directory: Path) -> str:
     """An override such as `hydra.run.dir=DIR`, quoted for Hydra and for a shell."""
     value = str(directory)

@@ -1,6 +1,9 @@
 """Everything that a finished or unfinished run has recorded in its directory."""
 
+import contextlib
+import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from typing import Any, Literal
 
 from metadist.errors import UserError
 from metadist.files import read_regular
-from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.loggers import METRICS_FILE, flatten_values, read_metrics
 from metadist.metrics import score, task_metric
 from metadist.reports.file_schema import ExampleTasks
 from metadist.reports.run_directory import (
@@ -20,7 +23,6 @@ from metadist.reports.run_directory import (
     ERROR_FILE,
     RESULTS_FILE,
     TEST_TASKS_DATA_FILE,
-    choices_of,
     directory_override,
     read_config,
     read_failure,
@@ -42,39 +44,111 @@ _SUBCOMMANDS = ("maml", "ddp")
 _STOPPED = "stopped "
 """The beginning of the error message of a run that a signal stopped."""
 
+_DEFAULT = "(default)"
+"""The value of a key that neither the overrides nor the configuration have."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run.
+    """The record of a run that has finished, is in progress or has failed.
+
+    A file is read when it is first used. If it cannot be read, a `UserError` is raised then.
 
     Attributes:
         directory: the run directory.
-        config: the composed configuration, with interpolations unresolved.
-        hydra: the configuration node `hydra`; {} without one.
-        overrides: the overrides on the command line.
-        metrics: the lines of `metrics.jsonl`.
-        results: the content of `results.json`; None if the run has not finished.
-        error: see `read_error`.
-        environment: the versions, commit, device and workers.
-        predictions: the lines of `test_predictions.jsonl`; empty without the file.
-        test_tasks: the data of the "hardest" and of some "typical" test tasks; {} if not saved.
-        written: the time when the newest metrics were written, in seconds since 1970; None without
-            metrics.
-        started: the time when the newest attempt saved its configuration; None without one.
+        name: a name that tells the run from others.
     """
 
     directory: Path
-    config: Mapping[str, Any]
-    hydra: Mapping[str, Any]
-    overrides: Sequence[str]
-    metrics: Sequence[Mapping[str, Any]]
-    results: Mapping[str, Any] | None
-    error: str
-    environment: Mapping[str, Any]
-    predictions: Sequence[Mapping[str, Any]]
-    test_tasks: Mapping[str, Sequence[Mapping[str, Any]]]
-    written: float | None
-    started: float | None
+    name: str = ""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The composed configuration, with interpolations unresolved; {} without one."""
+        return read_config(self.directory)
+
+    @cached_property
+    def hydra(self) -> Mapping[str, Any]:
+        """The configuration node `hydra`; {} without one."""
+        return read_hydra(self.directory)
+
+    @cached_property
+    def choices(self) -> Mapping[str, str]:
+        """The choice in each configuration group, also in groups that no override set."""
+        choices = (self.hydra.get("runtime") or {}).get("choices") or {}
+        return {group: choice for group, choice in choices.items() if isinstance(choice, str)}
+
+    @cached_property
+    def overrides(self) -> Sequence[str]:
+        """The overrides on the command line."""
+        # A job may have failed before it saved its own overrides.
+        return self._failure.get("overrides") or read_overrides(self.directory)
+
+    @cached_property
+    def override_values(self) -> Mapping[str, str]:
+        """The value of each key that an override set; keys have no leading plus."""
+        pairs = [override.lstrip("+").partition("=") for override in self.overrides]
+        return {key: _normalize(value) for key, equals, value in pairs if equals}
+
+    @cached_property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of `metrics.jsonl`."""
+        path = self.directory / METRICS_FILE
+        return read_metrics(path) if path.exists() else []
+
+    @cached_property
+    def results(self) -> Mapping[str, Any] | None:
+        """The content of `results.json`; None if the run has not finished."""
+        return read_results(self.directory)
+
+    @cached_property
+    def error(self) -> str:
+        """The message and traceback of the error that ended the run; "" without one.
+
+        A finished run may have one too, of what follows its results, such as closing a logger.
+        """
+        try:
+            text = read_regular(self.directory / ERROR_FILE, "replace", within=self.directory)
+        except OSError:
+            text = ""
+        failure = (self._failure.get("error") or "failed") if self._failure else ""
+        return text.strip() or failure
+
+    @property
+    def error_line(self) -> str:
+        """The error without its traceback, in one line; "" without one."""
+        lines = self.error.splitlines() or [""]
+        return " ".join(str(self._failure.get("error") or lines[-1]).split())
+
+    @cached_property
+    def _failure(self) -> Mapping[str, Any]:
+        """The content of `failure.json`; {} if the run has finished or has not failed."""
+        failure = read_failure(self.directory)
+        return failure if failure is not None and self.results is None else {}
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """The versions, commit, device and workers."""
+        environment = read_json(self.directory / ENVIRONMENT_FILE, within=self.directory) or {}
+        results = self.results or {}
+        workers = {name: results[name] for name in ("world_size", "strategy") if name in results}
+        return {**environment, **results.get("environment", {}), **workers}
+
+    @cached_property
+    def predictions(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of `test_predictions.jsonl`; empty without the file."""
+        return read_test_predictions(self.directory) or []
+
+    @cached_property
+    def test_tasks(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """The data of the "hardest" and of some "typical" test tasks; {} if not saved."""
+        path = self.directory / TEST_TASKS_DATA_FILE
+        return read_json(path, ExampleTasks, self.directory) or {}
+
+    @property
+    def written(self) -> float | None:
+        """When the newest metrics were written, in seconds since 1970; None without metrics."""
+        return _time_of(self.directory / METRICS_FILE)
 
     def status(self, now: float) -> Status:
         """The status of the run.
@@ -85,10 +159,53 @@ class RunRecord:
         if self.results is not None:
             return "finished"
         if self.error:
-            return error_status(self.error)
-        last = self.started if self.written is None else self.written
+            return "stopped" if self.error.startswith(_STOPPED) else "failed"
+        # Without metrics, the time when the newest attempt saved its configuration.
+        last = self.written or _time_of(self.directory / CONFIG_FILE)
         recent = last is not None and now - last < _RUNNING_SECONDS
         return "running" if recent else "ended without results"
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended the run before it had results."""
+        return self.status(0.0) == "failed"
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run is in progress, was stopped or was killed."""
+        return self.results is None and not self.failed
+
+    def value(self, key: str) -> str:
+        """The value of a dotted key, from the overrides or else from the configuration."""
+        if key in self.override_values:
+            return self.override_values[key]
+        if key in self.choices:
+            return self.choices[key]
+        value = self._config_value(key, _DEFAULT)
+        if isinstance(value, Mapping):
+            return _DEFAULT
+        return "null" if value is None else _normalize(value)
+
+    def _config_value(self, key: str, default: Any = None) -> Any:
+        node: Any = self.config
+        for part in key.split("."):
+            node = node.get(part, default) if isinstance(node, Mapping) else default
+        return node
+
+    def result(self, name: str) -> float | None:
+        """A metric in `results.json`; None if the run does not have it."""
+        value = (self.results or {}).get(name)
+        return None if value is None else float(value)
+
+    @cached_property
+    def described(self) -> dict[str, str]:
+        """The protocol and method as strings, by dotted key, such as `method.options.inner_lr`."""
+        results = self.results or {}
+        values = {part: results.get(part) or {} for part in ("protocol", "method")}
+        return {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in flatten_values(values).items()
+        }
 
     @cached_property
     def metric(self) -> str:
@@ -101,21 +218,18 @@ class RunRecord:
     def title(self) -> str:
         """A title in one line, such as `maml on omniglot, 5-way 1-shot`."""
         protocol = (self.results or {}).get("protocol", {})
-        task = {**_mapping(self.config.get("task")), **protocol}
+        task = self._config_value("task")
+        task = {**(task if isinstance(task, Mapping) else {}), **protocol}
         algorithm = (self.results or {}).get("method", {}).get("algorithm")
         algorithm = algorithm or self._choice("algorithm")
         dataset = protocol.get("dataset") or self._choice("dataset")
         ways = "" if self.metric == "mse" else f"{task.get('ways', '?')}-way "
         return f"{algorithm} on {dataset}, {ways}{task.get('shots', '?')}-shot"
 
-    @cached_property
+    @property
     def preset(self) -> str:
         """The name of the run's preset in `conf/experiment`; "" without one."""
-        for override in self.overrides:
-            key, _, value = override.lstrip("+").partition("=")
-            if key == "experiment":
-                return value
-        return ""
+        return self.override_values.get("experiment", "")
 
     @property
     def iterations(self) -> tuple[int, int | None]:
@@ -123,7 +237,7 @@ class RunRecord:
         finished = int((self.results or {}).get("iterations", 0))  # metrics.jsonl may be missing
         logged = (int(record["iteration"]) for record in self.metrics if "train_loss" in record)
         done = max([finished, *logged])
-        planned = _mapping(self.config.get("trainer")).get("iterations")
+        planned = self._config_value("trainer.iterations")
         return done, planned if isinstance(planned, int) else None
 
     def commands(self) -> dict[str, str]:
@@ -131,9 +245,9 @@ class RunRecord:
 
         The first two are omitted for a run of the user's own program, which is not recorded.
         """
-        name = _mapping(self.hydra.get("job")).get("config_name") or "maml"
+        name = (self.hydra.get("job") or {}).get("config_name") or "maml"
         workers = _count(self.environment.get("world_size"), 1)
-        launcher = choices_of(self.hydra).get("launcher", "none")
+        launcher = self.choices.get("launcher", "none")
         program = ["metadist"]
         if workers > 1 and launcher == "none":
             program = ["torchrun", "--standalone", f"--nproc_per_node={workers}", "-m", "metadist"]
@@ -156,8 +270,8 @@ class RunRecord:
 
     def _search_path(self) -> list[str]:
         """The arguments that added directories to Hydra's search path."""
-        sources = _mapping(self.hydra.get("runtime")).get("config_sources") or ()
-        overrides = _mapping(self.hydra.get("overrides")).get("hydra") or ()
+        sources = (self.hydra.get("runtime") or {}).get("config_sources") or ()
+        overrides = (self.hydra.get("overrides") or {}).get("hydra") or ()
         return [
             argument
             for source in sources
@@ -169,8 +283,7 @@ class RunRecord:
     def eval_seed(self) -> int:
         """The seed of the test tasks' keys."""
         protocol = (self.results or {}).get("protocol", {})
-        trainer = _mapping(self.config.get("trainer"))
-        return _count(protocol.get("eval_seed", trainer.get("eval_seed")), 0)
+        return _count(protocol.get("eval_seed", self._config_value("trainer.eval_seed")), 0)
 
     def task_values(self) -> list[float]:
         """The metric of each test task."""
@@ -193,8 +306,8 @@ class RunRecord:
         return {name: value for name, value in parts.items() if value}
 
     def _choice(self, group: str) -> str:
-        target = str(_mapping(self.config.get(group)).get("_target_", group))
-        return choices_of(self.hydra).get(group) or target.rpartition(".")[2]
+        target = str(self._config_value(f"{group}._target_", group))
+        return self.choices.get(group) or target.rpartition(".")[2]
 
 
 def tasks_by_difficulty(predictions: Sequence[Mapping[str, Any]], metric: str) -> list[int]:
@@ -220,59 +333,17 @@ def is_run(directory: Path) -> bool:
 
 
 def read_run_record(directory: Path) -> RunRecord:
-    """Read the record of a run that has finished, is in progress or has crashed.
+    """The record of a run that has finished, is in progress or has failed.
 
     Raises:
-        UserError: the directory is no run directory, or a file cannot be read.
+        UserError: the directory is no run directory.
     """
     if not is_run(directory):
         raise UserError(
             f"{directory} holds no run (no {RESULTS_FILE}, {METRICS_FILE} or {CONFIG_FILE}): give "
             "a run directory."
         )
-    path = directory / METRICS_FILE
-    failure, results = read_failure(directory), read_results(directory)
-    return RunRecord(
-        directory=directory,
-        config=read_config(directory),
-        hydra=read_hydra(directory),
-        overrides=read_overrides(directory) or list((failure or {}).get("overrides", ())),
-        metrics=read_metrics(path) if path.exists() else [],
-        results=results,
-        error=read_error(directory),
-        environment=_read_environment(directory, results),
-        predictions=read_test_predictions(directory) or [],
-        test_tasks=read_json(directory / TEST_TASKS_DATA_FILE, ExampleTasks, directory) or {},
-        written=_time_of(path),
-        started=_time_of(directory / CONFIG_FILE),
-    )
-
-
-def read_error(directory: Path) -> str:
-    """The message and traceback of the error that ended a run; "" without one.
-
-    A finished run may have one too, of what follows its results, such as closing a logger.
-
-    Raises:
-        UserError: `failure.json` cannot be read.
-    """
-    try:
-        text = read_regular(directory / ERROR_FILE, "replace", within=directory).strip()
-    except OSError:
-        text = ""
-    if text or (directory / RESULTS_FILE).exists():
-        return text
-    failure = read_failure(directory)
-    return "" if failure is None else str(failure.get("error") or "failed")
-
-
-def error_status(error: str) -> Literal["failed", "stopped"]:
-    """The status of a run that ended with an error.
-
-    Args:
-        error: the result of `read_error`, not empty.
-    """
-    return "stopped" if error.startswith(_STOPPED) else "failed"
+    return RunRecord(directory)
 
 
 def format_time(seconds: float) -> str:
@@ -284,17 +355,24 @@ def _time_of(path: Path) -> float | None:
     return path.stat().st_mtime if path.exists() else None
 
 
-def _read_environment(directory: Path, results: Mapping[str, Any] | None) -> dict[str, Any]:
-    environment = read_json(directory / ENVIRONMENT_FILE, within=directory) or {}
-    recorded = results or {}
-    workers = {name: recorded[name] for name in ("world_size", "strategy") if name in recorded}
-    return {**environment, **_mapping(recorded.get("environment")), **workers}
-
-
 def _count(value: Any, default: int) -> int:
     """A number of a file that may be damaged."""
     return value if type(value) is int else default
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _normalize(value: object) -> str:
+    """The canonical spelling of a value: 0.10 and 1e-1 are equal, and so are 1.0 and 1."""
+    text = str(value).strip()
+    if text.startswith("[") and not set(text[1:-1]) & set("[]{}"):
+        return f"[{','.join(map(_normalize, text[1:-1].split(',')))}]"
+    if text.startswith("["):
+        return re.sub(r",\s+", ",", text)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    with contextlib.suppress(ValueError):
+        return str(int(text))
+    try:
+        number = float(text)
+    except ValueError:
+        return text.lower() if text.lower() in ("true", "false", "null") else text
+    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from metadist import __version__
-from metadist.loggers import METRICS_FILE, read_metrics
+from metadist.loggers import METRICS_FILE
 from metadist.metrics import format_metric, metric_label
 from metadist.plots import (
     Figure,
@@ -24,8 +24,8 @@ from metadist.plots.points import sort_key
 from metadist.reports.comparison import MISSING
 from metadist.reports.html_document import write_html
 from metadist.reports.run_directory import HTML_FILE
-from metadist.reports.run_record import format_time, read_error
-from metadist.reports.sweep_table import MetricEstimate, Setting, SweepRun, SweepTable
+from metadist.reports.run_record import RunRecord, format_time
+from metadist.reports.sweep_table import MetricEstimate, Setting, SweepTable
 
 _MAX_CURVES = 60
 _MAX_SETTINGS = 60
@@ -35,7 +35,7 @@ _MAX_METRICS_BYTES = 200_000_000
 def write_sweep_page(
     folder: Path,
     table: SweepTable,
-    runs: Sequence[SweepRun],
+    runs: Sequence[RunRecord],
     differences: Mapping[str, Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> Path:
@@ -52,12 +52,12 @@ def write_sweep_page(
     Raises:
         UserError: the metrics of a run cannot be read, or the file cannot be written.
     """
-    figures = sweep_figures(folder, table)
+    figures = sweep_figures(table)
     context = _context(folder, table, runs, differences, warnings)
     return write_html(folder / HTML_FILE, "sweep.html.jinja", context, figures)
 
 
-def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
+def sweep_figures(table: SweepTable) -> dict[str, Figure]:
     """The figures of the report by the id of their HTML element; {} if no run has finished."""
     metric, points = table.metric, setting_points(table)
     if not points:
@@ -71,15 +71,15 @@ def sweep_figures(folder: Path, table: SweepTable) -> dict[str, Figure]:
         figures["parallel"] = parallel_coordinates(data, table.keys, metric)
         if (cells := heat_map(data, table.keys, metric)) is not None:
             figures["heat-map"] = cells
-    metrics: dict[str, list[dict[str, Any]]] = {}
+    metrics: dict[str, Sequence[Mapping[str, Any]]] = {}
     groups: dict[str, str] = {}
     size = 0
     for name, (_, setting) in zip(names, shown, strict=True):
         for run in setting.runs:
-            path = folder / run.name / METRICS_FILE
+            path = run.directory / METRICS_FILE
             if path.exists() and len(metrics) < _MAX_CURVES and size < _MAX_METRICS_BYTES:
                 size += path.stat().st_size
-                metrics[run.name], groups[run.name] = read_metrics(path), name
+                metrics[run.name], groups[run.name] = run.metrics, name
     if metrics:
         figures["curves"] = compared_curves(metrics, metric, groups)
     return figures
@@ -90,7 +90,7 @@ def setting_points(table: SweepTable) -> list[tuple[SettingData, Setting]]:
     points = []
     for index, setting in enumerate(table.settings):
         if (test := setting.test) is not None:
-            values = ((run.name, run.metric(f"test_{table.metric}")) for run in setting.runs)
+            values = ((run.name, run.result(f"test_{table.metric}")) for run in setting.runs)
             seeds = {name: value for name, value in values if value is not None}
             best = index == table.best
             points.append((SettingData(setting.values, test.mean, test.ci95, best, seeds), setting))
@@ -100,7 +100,7 @@ def setting_points(table: SweepTable) -> list[tuple[SettingData, Setting]]:
 def _context(
     folder: Path,
     table: SweepTable,
-    runs: Sequence[SweepRun],
+    runs: Sequence[RunRecord],
     differences: Mapping[str, Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> dict[str, Any]:
@@ -122,20 +122,20 @@ def _context(
         ],
         "keys": table.keys,
         "incomplete": bool(failed or unfinished),
-        "rows": [_row(folder, table, index) for index in range(len(table.settings))],
+        "rows": [_row(table, index) for index in range(len(table.settings))],
         "groups": _comparable_groups(table.runs, differences),
         "differing": list(differences),
         "different": table.descriptions()[1],
         "warnings": warnings,
         "remarks": table.remarks(),
-        "failed": [{"name": run.name, "failure": read_error(folder / run.name)} for run in failed],
+        "failed": [{"name": run.name, "failure": run.error} for run in failed],
         "protocol": _common(table.runs),
         "commands": [
             ("Make this report again", f"metadist report {shlex.quote(str(folder))}"),
             *(
                 (
                     f"Report on run {run.name}",
-                    f"metadist report {shlex.quote(str(folder / run.name))}",
+                    f"metadist report {shlex.quote(str(run.directory))}",
                 )
                 for run in [*failed, *unfinished][:3]
             ),
@@ -155,7 +155,7 @@ def _best(table: SweepTable) -> dict[str, str] | None:
     }
 
 
-def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
+def _row(table: SweepTable, index: int) -> dict[str, Any]:
     setting = table.settings[index]
     all_runs = [*setting.runs, *setting.failed, *setting.unfinished]
     return {
@@ -172,17 +172,15 @@ def _row(folder: Path, table: SweepTable, index: int) -> dict[str, Any]:
             {
                 "name": run.name,
                 # Without ./ a name such as "a:b" would be read as a URL scheme.
-                "link": f"./{quote(os.fsencode(run.name))}/{HTML_FILE}"
-                if _has_page(folder, run)
-                else "",
+                "link": f"./{quote(os.fsencode(run.name))}/{HTML_FILE}" if _has_page(run) else "",
             }
             for run in all_runs
         ],
     }
 
 
-def _has_page(folder: Path, run: SweepRun) -> bool:
-    return run.name != "." and (folder / run.name / HTML_FILE).is_file()
+def _has_page(run: RunRecord) -> bool:
+    return run.name != "." and (run.directory / HTML_FILE).is_file()
 
 
 def _cell(estimate: MetricEstimate | None, metric: str) -> dict[str, Any]:
@@ -192,7 +190,7 @@ def _cell(estimate: MetricEstimate | None, metric: str) -> dict[str, Any]:
 
 
 def _comparable_groups(
-    runs: Sequence[SweepRun], differences: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[RunRecord], differences: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Groups of runs with equal values of all protocol keys that differ between runs."""
     groups: dict[str, dict[str, Any]] = {}
@@ -203,7 +201,7 @@ def _comparable_groups(
     return list(groups.values())
 
 
-def _common(runs: Sequence[SweepRun]) -> list[tuple[str, str]]:
+def _common(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """The values in protocol and method that are equal in all runs."""
     if not runs:
         return []

@@ -185,7 +185,7 @@ def to_csv(table: SweepTable) -> str:
 
 
 def _by_seed(setting: Setting, name: str) -> dict[str, float | None]:
-    return {str((run.results or {}).get("seed")): run.metric(name) for run in setting.runs}
+    return {str((run.results or {}).get("seed")): run.result(name) for run in setting.runs}
 
 
 def to_markdown(table: SweepTable) -> str:
@@ -229,7 +229,8 @@ def to_markdown(table: SweepTable) -> str:
     ]
     failed = [run for setting in table.settings for run in setting.failed]
     if failed:
-        lines += ["", "Failed:", "", *(_as_text(f"- {run.name}: {run.failure}") for run in failed)]
+        lines += ["", "Failed:", ""]
+        lines += [_as_text(f"- {run.name}: {run.error_line}") for run in failed]
     return "\n".join(lines) + "\n"
 
 

@@ -1,17 +1,15 @@
 """The runs of a sweep as a table: one row per setting, mean and 95% interval over seeds."""
 
-import contextlib
-import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from metadist.errors import UserError
-from metadist.loggers import METRICS_FILE, flatten_values
+from metadist.loggers import METRICS_FILE
 from metadist.metrics import format_estimate, score
 from metadist.plots.points import short_names
 from metadist.reports.comparison import (
@@ -26,80 +24,10 @@ from metadist.reports.run_directory import (
     ERROR_FILE,
     FAILURE_FILE,
     RESULTS_FILE,
-    choices_of,
-    read_config,
-    read_failure,
-    read_hydra,
-    read_overrides,
     read_results,
 )
-from metadist.reports.run_record import error_status, read_error
+from metadist.reports.run_record import RunRecord
 from metadist.reports.statistics import mean_and_ci95
-
-_DEFAULT = "(default)"
-_MISSING = object()
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """One run of a sweep, as read from its directory.
-
-    Attributes:
-        name: the path of the run's directory relative to the folder of the sweep.
-        overrides: the value of each key that the command line set; keys have no leading plus.
-        config: the composed configuration, with interpolations unresolved.
-        choices: the choice in each configuration group, including groups that the command line did
-            not set.
-        results: the content of `results.json`; None if the run has not finished.
-        failure: the error of a failed run, in one line; None if it has not failed.
-    """
-
-    name: str
-    overrides: Mapping[str, str]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    choices: Mapping[str, str] = field(default_factory=dict)
-    results: Mapping[str, Any] | None = None
-    failure: str | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether an error ended the run."""
-        return self.results is None and self.failure is not None
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the run is in progress, was stopped or was killed."""
-        return self.results is None and self.failure is None
-
-    def value(self, key: str) -> str:
-        """The value of a key, from the command line or else from the configuration."""
-        if key in self.overrides:
-            return self.overrides[key]
-        if key in self.choices:
-            return self.choices[key]
-        node: Any = self.config
-        for part in key.split("."):
-            node = node.get(part, _MISSING) if isinstance(node, Mapping) else _MISSING
-        if node is _MISSING or isinstance(node, Mapping):
-            return _DEFAULT
-        return "null" if node is None else _normalize(node)
-
-    @property
-    def described(self) -> dict[str, str]:
-        """The protocol and method as strings, by dotted key, such as `method.options.inner_lr`."""
-        results = self.results or {}
-        values = {part: results.get(part) or {} for part in ("protocol", "method")}
-        return {
-            key: value if isinstance(value, str) else json.dumps(value)
-            for key, value in flatten_values(values).items()
-        }
-
-    def metric(self, name: str) -> float | None:
-        """A number in `results.json`; None if the run does not have it."""
-        value = (self.results or {}).get(name)
-        if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-            return float(value)
-        return float(value) if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True)
@@ -131,10 +59,10 @@ class Setting:
     """
 
     values: tuple[str, ...]
-    runs: tuple[SweepRun, ...]
-    failed: tuple[SweepRun, ...]
-    unfinished: tuple[SweepRun, ...]
-    repeated: tuple[SweepRun, ...]
+    runs: tuple[RunRecord, ...]
+    failed: tuple[RunRecord, ...]
+    unfinished: tuple[RunRecord, ...]
+    repeated: tuple[RunRecord, ...]
     test: MetricEstimate | None
     validation: MetricEstimate | None
     train_loss: MetricEstimate | None
@@ -167,12 +95,12 @@ class SweepTable:
     selected_by: Literal["validation", "test"]
 
     @property
-    def runs(self) -> list[SweepRun]:
+    def runs(self) -> list[RunRecord]:
         """The finished runs of all settings."""
         return [run for setting in self.settings for run in setting.runs]
 
     @property
-    def repeated(self) -> list[SweepRun]:
+    def repeated(self) -> list[RunRecord]:
         """Finished runs that are left out because a run that is later by name has the same setting
         and seed.
         """
@@ -237,14 +165,14 @@ class SweepTable:
                 for setting in self.settings
                 if setting.test and not setting.validation
             ]
-        values = {run.name: run.metric(f"test_{self.metric}") for run in self.runs}
+        values = {run.name: run.result(f"test_{self.metric}") for run in self.runs}
         known = {name: value for name, value in values.items() if value is not None}
         if not_finite := [name for name, value in known.items() if not math.isfinite(value)]:
             sentences.append(f"the test result is not finite: {', '.join(not_finite)}")
         return sentences
 
 
-def read_runs(folder: Path) -> list[SweepRun]:
+def read_runs(folder: Path) -> list[RunRecord]:
     """Read all runs in a folder and its subfolders, sorted by name.
 
     Raises:
@@ -264,7 +192,7 @@ def read_runs(folder: Path) -> list[SweepRun]:
             f"{folder} holds no run (no {RESULTS_FILE} in it or below it): give the folder that "
             "holds the run directories."
         )
-    runs = [_read_run(folder, directory) for directory in directories]
+    runs = [RunRecord(path, str(path.relative_to(folder))) for path in directories]
     return sorted(runs, key=lambda run: _natural_order(run.name))
 
 
@@ -294,7 +222,7 @@ def _holds_run(directory: Path) -> bool:
         return False
 
 
-def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
+def build_sweep_table(runs: Sequence[RunRecord]) -> SweepTable:
     """Group runs that differ only in their seed into one row.
 
     Raises:
@@ -310,7 +238,7 @@ def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
         )
     metric = metrics[0] if metrics else "accuracy"
     keys = tuple(_swept_keys(runs))
-    groups: dict[tuple[str, ...], list[SweepRun]] = {}
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(tuple(run.value(key) for key in keys), []).append(run)
     settings = tuple(_build_setting(values, group, metric) for values, group in groups.items())
@@ -321,31 +249,9 @@ def build_sweep_table(runs: Sequence[SweepRun]) -> SweepTable:
     return SweepTable(keys, metric, settings, best, selected_by)
 
 
-def _read_run(folder: Path, directory: Path) -> SweepRun:
-    results, error = read_results(directory), read_error(directory)
-    failure = (read_failure(directory) or {}) if results is None else {}
-    failed = results is None and error != "" and error_status(error) == "failed"
-    message = str(failure.get("error") or error.splitlines()[-1]) if failed else ""
-    return SweepRun(
-        name=str(directory.relative_to(folder)),
-        # A job may have failed before it saved its own overrides.
-        overrides=_values(failure.get("overrides") or read_overrides(directory)),
-        config=read_config(directory),
-        choices=choices_of(read_hydra(directory)),
-        results=results,
-        failure=" ".join(message.split()) if failed else None,
-    )
-
-
-def _values(overrides: Sequence[str]) -> dict[str, str]:
-    """The value of each key in a list of overrides."""
-    pairs = [str(override).lstrip("+").partition("=") for override in overrides]
-    return {key: _normalize(value) for key, equals, value in pairs if equals}
-
-
-def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
+def _swept_keys(runs: Sequence[RunRecord]) -> list[str]:
     """The keys in which the runs differ, without the seed; keys of command lines come first."""
-    overridden = dict.fromkeys(key for run in runs for key in run.overrides if key != "seed")
+    overridden = dict.fromkeys(key for run in runs for key in run.override_values if key != "seed")
     keys = [key for key in overridden if not is_runtime_key(key)]
     keys = [key for key in keys if len({run.value(key) for run in runs}) > 1]
     groups = {key for key in keys if "." not in key}  # a chosen group sets other keys too
@@ -367,13 +273,13 @@ def _swept_keys(runs: Sequence[SweepRun]) -> list[str]:
     ]
 
 
-def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: str) -> Setting:
+def _build_setting(values: tuple[str, ...], runs: Sequence[RunRecord], metric: str) -> Setting:
     # A sweeper may sample a setting twice: of runs with the same seed only the last one counts.
     by_seed = {run.results.get("seed"): run for run in runs if run.results is not None}
     finished = list(by_seed.values())
     test = _estimate(finished, f"test_{metric}")
     if test is not None and len(finished) == 1:
-        half_width = finished[0].metric("ci95")  # a single task has no interval
+        half_width = finished[0].result("ci95")  # a single task has no interval
         has_interval = half_width is not None and math.isfinite(half_width)
         test = MetricEstimate(test.mean, half_width if has_interval else None)
     return Setting(
@@ -388,9 +294,9 @@ def _build_setting(values: tuple[str, ...], runs: Sequence[SweepRun], metric: st
     )
 
 
-def _estimate(runs: Sequence[SweepRun], name: str) -> MetricEstimate | None:
+def _estimate(runs: Sequence[RunRecord], name: str) -> MetricEstimate | None:
     """The estimate over all runs; None if one of them does not have the metric."""
-    values = [value for run in runs if (value := run.metric(name)) is not None]
+    values = [value for run in runs if (value := run.result(name)) is not None]
     return MetricEstimate(*mean_and_ci95(values)) if values and len(values) == len(runs) else None
 
 
@@ -403,24 +309,6 @@ def _best_setting(
         if estimate is not None and not math.isnan(estimate.mean):
             scores[index] = score(estimate.mean, metric)
     return max(scores, key=scores.__getitem__) if scores else None
-
-
-def _normalize(value: object) -> str:
-    """The canonical spelling of a value: 0.10 and 1e-1 are equal, and so are 1.0 and 1."""
-    text = str(value).strip()
-    if text.startswith("[") and not set(text[1:-1]) & set("[]{}"):
-        return f"[{','.join(map(_normalize, text[1:-1].split(',')))}]"
-    if text.startswith("["):
-        return re.sub(r",\s+", ",", text)
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
-    with contextlib.suppress(ValueError):
-        return str(int(text))
-    try:
-        number = float(text)
-    except ValueError:
-        return text.lower() if text.lower() in ("true", "false", "null") else text
-    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:

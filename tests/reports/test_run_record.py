@@ -9,10 +9,10 @@ import yaml
 from metadist.errors import UserError
 from metadist.reports.run_record import (
     RunRecord,
-    read_error,
     read_run_record,
     tasks_by_difficulty,
 )
+from metadist.reports.run_report import write_run_report
 
 
 def record_of(directory, metrics=(), results=None, config=None, **files) -> RunRecord:
@@ -56,6 +56,15 @@ def test_what_a_job_of_a_sweep_left_at_its_start_is_read(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     record = read_run_record(tmp_path)
     assert (record.error, record.overrides) == ("no memory", ["seed=4"])
+
+
+def test_a_job_that_was_refused_beside_an_unfinished_run_has_its_own_overrides(tmp_path):
+    record_of(tmp_path)
+    failure = {"error": "an earlier run is here", "overrides": ["seed=4"]}
+    (tmp_path / "failure.json").write_text(json.dumps(failure))
+    assert read_run_record(tmp_path).overrides == ["seed=4"]
+    (tmp_path / "results.json").write_text("{}")
+    assert read_run_record(tmp_path).overrides == ["seed=3"]
 
 
 def test_the_environment_is_that_of_the_start_and_of_the_test(tmp_path):
@@ -156,7 +165,7 @@ def test_the_error_of_another_file_is_not_read(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "error.txt").symlink_to(tmp_path / "private")
-    assert read_error(run) == ""
+    assert RunRecord(run).error == ""
 
 
 @pytest.mark.parametrize(
@@ -172,7 +181,7 @@ def test_other_files_that_links_name_are_refused(tmp_path, name):
     (tmp_path / "run" / name).unlink(missing_ok=True)
     (tmp_path / "run" / name).symlink_to(tmp_path / "private")
     with pytest.raises(UserError, match="it is a link to a file outside of"):
-        read_run_record(tmp_path / "run")
+        write_run_report(tmp_path / "run")
 
 
 def test_commands_have_the_directories_of_options(tmp_path):

@@ -134,7 +134,7 @@ def table_of(keys: tuple[str, ...], metric: str, means: dict[tuple[str, ...], fl
 def test_of_many_settings_the_best_and_the_selected_one_are_shown(tmp_path, metric):
     sign = 1 if metric == "mse" else -1
     table = table_of(("k",), metric, {(str(n),): sign * float(n) for n in range(70)})
-    names = sweep_figures(tmp_path, table)["settings"]["data"][0]["y"]
+    names = sweep_figures(table)["settings"]["data"][0]["y"]
     assert names == [f"k={n}" for n in (*range(60), 69)]
 
 
@@ -142,7 +142,7 @@ def test_of_many_settings_the_best_and_the_selected_one_are_shown(tmp_path, metr
 def test_of_many_settings_those_without_a_mean_are_not_shown(tmp_path, metric):
     means = {(str(n),): math.nan if n % 2 else float(n) for n in range(120)}
     table = table_of(("k",), metric, {**means, ("selected",): math.nan})
-    names = sweep_figures(tmp_path, table)["settings"]["data"][0]["y"]
+    names = sweep_figures(table)["settings"]["data"][0]["y"]
     assert {*names} == {"k=selected", *(f"k={n}" for n in range(0, 120, 2))}
 
 
