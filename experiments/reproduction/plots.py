@@ -8,9 +8,8 @@ from reproduction.rows import Run, task_title
 
 from metadist.config import load_experiment
 from metadist.errors import UserError
-from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.plots import ComparisonData, plot_comparison
-from metadist.reports import LEARNING_CURVES_FILE, read_config
+from metadist.reports import LEARNING_CURVES_FILE
 
 ADAPTATION = "sinusoid_{}_points.png"
 
@@ -19,11 +18,10 @@ def plot_curves(runs: Sequence[Run], directory: Path) -> Path | None:
     """Plot the learning curves of all runs, one panel per task; None if there are none."""
     panels: dict[tuple[str, str], dict[str, list]] = {}
     for run in runs:
-        file = run.directory / METRICS_FILE
-        if file.exists():
+        if run.record.metrics:
             name = " ".join((run.cell.preset, *run.options))
             panel = panels.setdefault((panel_title(run), run.cell.metric), {})
-            panel.setdefault(f"{name}, {run.iterations:,}", []).append(read_metrics(file))
+            panel.setdefault(f"{name}, {run.iterations:,}", []).append(run.record.metrics)
     if not panels:
         return None
     return plot_comparison(
@@ -41,14 +39,14 @@ def plot_sinusoids(runs: Sequence[Run], directory: Path) -> list[Path]:
     """
     best: dict[tuple[str, int], Run] = {}
     for run in sorted(runs, key=lambda run: (-run.iterations, run.seed)):
-        if run.cell.dataset == "sinusoid" and run.results and not run.options:
-            trained = run.results["protocol"].get("inner_steps", 0) > 0
+        if run.cell.dataset == "sinusoid" and run.record.results and not run.options:
+            trained = run.record.results["protocol"].get("inner_steps", 0) > 0
             kind = "MAML" if trained else "pretrained"
-            best.setdefault((kind, run.results["protocol"]["shots"]), run)
+            best.setdefault((kind, run.record.results["protocol"]["shots"]), run)
     plots = []
     for kind, shots in best:
         if kind == "MAML" and ("pretrained", shots) in best:
-            pair = {name: best[name, shots].directory for name in ("MAML", "pretrained")}
+            pair = {name: best[name, shots].record.directory for name in ("MAML", "pretrained")}
             plots.append(plot_pair(pair, directory / ADAPTATION.format(shots)))
     return plots
 
@@ -60,10 +58,10 @@ def plot_pair(runs: dict[str, Path], path: Path) -> Path:
 
 def panel_title(run: Run) -> str:
     """The `task_title` of a run; the dataset if the run has no protocol and no configuration."""
-    protocol = (run.results or {}).get("protocol")
+    protocol = (run.record.results or {}).get("protocol")
     if protocol is None:
         try:
-            return task_title(run.cell, read_config(run.directory)["task"])
+            return task_title(run.cell, run.record.config["task"])
         except (UserError, KeyError, TypeError):
             return run.cell.dataset
     return task_title(run.cell, protocol)

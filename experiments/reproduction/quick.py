@@ -10,10 +10,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 from reproduction.cells import HERE, Cell
-from reproduction.runs import PresetRun, Runner, failure_of
+from reproduction.runs import PresetRun, Runner
 
 from metadist.errors import UserError
-from metadist.reports import read_results
+from metadist.reports.run_record import RunRecord
 
 BANDS = HERE / "quick.yaml"
 _OPTIONS = ("trainer.eval_every=0", "trainer.checkpoint_every=0", "trainer.report=false")
@@ -81,9 +81,10 @@ def _compare(
     cell: Cell, run: PresetRun, bands: Mapping[str, Band], log: Callable[[str], None]
 ) -> int:
     """Log the comparison of a run with its band; 1 if it is outside or has no result, else 0."""
-    band, results = bands[cell.preset], read_results(run.directory)
+    band, record = bands[cell.preset], RunRecord(run.directory)
+    results = record.results
     if results is None:
-        log(f"{cell.preset}: no result: {failure_of(run.directory) or 'stopped'}")
+        log(f"{cell.preset}: no result: {record.error_line or 'stopped'}")
         return 1
     value = float(results[f"test_{cell.metric}"])
     inside = band.low <= value <= band.high

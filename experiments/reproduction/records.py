@@ -13,6 +13,7 @@ from metadist.files import wrap_write_errors
 from metadist.loggers import METRICS_FILE, json_value, read_metrics
 from metadist.metrics import result_metric
 from metadist.reports import RESULTS_FILE, read_json, read_results, write_results
+from metadist.reports.run_record import RunRecord
 
 RECORDS = HERE / "records"
 README = ROOT / "README.md"
@@ -95,10 +96,10 @@ def read_records(cells: Mapping[str, Cell], records: Path = RECORDS) -> list[Run
     """
     runs = []
     for file in records.rglob(RESULTS_FILE):
-        results = read_results(file.parent) or {}
+        record = RunRecord(file.parent)
         name = file.relative_to(records).parts[0]
         if name not in cells:
             raise UserError(f"{file} is of no cell of published.yaml: rename or remove {name}.")
-        seed, iterations = results["seed"], results["iterations"]
-        runs.append(Run(file.parent, cells[name], seed, iterations, (), results))
+        seed, iterations = record.results["seed"], record.results["iterations"]
+        runs.append(Run(record, cells[name], seed, iterations, ()))
     return sort_runs(runs, cells)

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from reproduction.cells import Cell
-from reproduction.runs import failure_of, fingerprint, progress_of, read_run
+from reproduction.runs import fingerprint, relevant_options
 
+from metadist.errors import UserError
 from metadist.metrics import counted
-from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences, read_results
+from metadist.reports import FAILURE_FILE, OVERRIDES_FILE, protocol_differences
 from metadist.reports.published import compare_values, published_differences
+from metadist.reports.run_record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -20,25 +21,18 @@ class Run:
     """A run of a cell.
 
     Attributes:
-        directory: the run's directory.
+        record: the record of the run.
         cell: the cell of the run's preset.
         seed: the run's seed.
         iterations: the number of training iterations.
         options: the overrides by which the run differs from its preset.
-        results: the content of results.json; None if the run has not finished.
     """
 
-    directory: Path
+    record: RunRecord
     cell: Cell
     seed: int
     iterations: int
     options: tuple[str, ...]
-    results: dict[str, Any] | None
-
-    @cached_property
-    def failure(self) -> str | None:
-        """The error that ended a run without results; None if it has not failed."""
-        return failure_of(self.directory)
 
 
 @dataclass(frozen=True)
@@ -137,8 +131,7 @@ class Row:
 def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Run]:
     """All runs of known presets in directories and their subdirectories, in the order of the cells.
 
-    Raises:
-        UserError: the results of a run cannot be read.
+    Runs whose configuration cannot be read are left out.
     """
     folders = {
         path.parents[name.count("/")].resolve()
@@ -148,12 +141,15 @@ def find_runs(directories: Iterable[Path], cells: Mapping[str, Cell]) -> list[Ru
     }
     runs = []
     for folder in sorted(folders):
-        saved = read_run(folder)
-        if saved is None or saved.preset not in cells:
+        record = RunRecord(folder)
+        try:
+            if record.preset not in cells:
+                continue
+            seed, iterations = (int(record.value(key)) for key in ("seed", "trainer.iterations"))
+        except (UserError, ValueError):
             continue
-        preset, seed, iterations, options = saved
-        results = read_results(folder)
-        runs.append(Run(folder, cells[preset], seed, iterations, options, results))
+        options = relevant_options(record.overrides)
+        runs.append(Run(record, cells[record.preset], seed, iterations, options))
     return sort_runs(runs, cells)
 
 
@@ -186,15 +182,16 @@ def aggregate(runs: Sequence[Run], lengths: Mapping[str, int | None]) -> list[Ro
 
 def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
     cell = runs[0].cell
-    done = list({run.seed: run for run in runs if run.results is not None}.values())
+    done = list({run.seed: run for run in runs if run.record.results is not None}.values())
     ended = {run.seed for run in done}
     others = [run for run in runs if run.seed not in ended]
-    results = {run.seed: _result(run, steps) for run in done}
-    results = {seed: result for seed, result in results.items() if result is not None}
-    values = [mean for mean, _ in results.values()]
-    protocols = {f"seed {run.seed}": run.results["protocol"] for run in done}
+    tested = {run.seed: _result(run, steps) for run in done}
+    tested = {seed: result for seed, result in tested.items() if result is not None}
+    values = [mean for mean, _ in tested.values()]
+    results = [run.record.results for run in done]
+    protocols = {f"seed {run.seed}": run.record.results["protocol"] for run in done}
     protocol = next(iter(protocols.values()), {})
-    worlds = [f"{run.results['strategy']} on {run.results['world_size']}" for run in done]
+    worlds = [f"{each['strategy']} on {each['world_size']}" for each in results]
     return Row(
         cell=cell,
         options=runs[0].options,
@@ -203,34 +200,38 @@ def _row(runs: Sequence[Run], steps: int | None, length: int | None) -> Row:
         published_iterations=length,
         published=cell.results.get(steps),
         measured=_mean(values),
-        ci95=_mean([ci95 for _, ci95 in results.values()]),
+        ci95=_mean([ci95 for _, ci95 in tested.values()]),
         lowest=min(values, default=None),
         highest=max(values, default=None),
-        seeds=tuple(results),
-        failures={run.seed: run.failure for run in others if run.failure is not None},
-        unfinished={run.seed: progress_of(run.directory) for run in others if run.failure is None},
-        seconds=_mean([run.results["wall_seconds"] for run in done]),
-        core_hours=_mean(
-            [run.results["wall_seconds"] * run.results["world_size"] / 3600 for run in done]
-        ),
+        seeds=tuple(tested),
+        failures={run.seed: run.record.error_line for run in others if run.record.failed},
+        unfinished={run.seed: _progress(run) for run in others if not run.record.failed},
+        seconds=_mean([each["wall_seconds"] for each in results]),
+        core_hours=_mean([each["wall_seconds"] * each["world_size"] / 3600 for each in results]),
         world=", ".join(dict.fromkeys(worlds)),
         protocol=protocol,
-        method=next((run.results.get("method", {}) for run in done), {}),
+        method=next((each.get("method", {}) for each in results), {}),
         differences=published_differences(cell, protocol),
         seed_differences=protocol_differences(protocols)
         | protocol_differences(_configurations(done)),
     )
 
 
+def _progress(run: Run) -> str:
+    """The last iteration that an unfinished run has recorded."""
+    iteration, _ = run.record.iterations
+    return f"at iteration {iteration}" if iteration else "no iteration recorded"
+
+
 def _configurations(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
     """The configuration fingerprints of the runs that have one."""
-    saved = {f"seed {run.seed}": fingerprint(run.directory) for run in runs}
+    saved = {f"seed {run.seed}": fingerprint(run.record.config) for run in runs}
     return {name: keys for name, keys in saved.items() if keys}
 
 
 def _result(run: Run, steps: int | None) -> tuple[float, float] | None:
     """The mean and interval; None if the run was not evaluated at this number of steps."""
-    results, metric = run.results or {}, run.cell.metric
+    results, metric = run.record.results or {}, run.cell.metric
     # Non-finite values are strings in results.json.
     if steps is None:
         return float(results[f"test_{metric}"]), float(results["ci95"])

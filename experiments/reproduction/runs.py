@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
@@ -15,18 +15,14 @@ from reproduction.cells import compose
 from metadist.errors import SIGNAL_STATUSES, UserError
 from metadist.launchers import RunSpec
 from metadist.launchers.torchrun import TorchrunLauncher
-from metadist.loggers import METRICS_FILE, read_metrics
 from metadist.reports import (
     FAILURE_FILE,
-    RESULTS_FILE,
     config_fingerprint,
     is_runtime_key,
     pop_worker_error,
-    read_config,
-    read_failure,
-    read_overrides,
     write_failure,
 )
+from metadist.reports.run_record import RunRecord
 
 _PRESET_KEYS = ("experiment", "seed", "trainer.iterations", "trainer.checkpoint_every")
 _EXECUTION_KEYS = ("strategy", "partition", "device", "threads")
@@ -80,17 +76,18 @@ class PresetRun:
 
         Raises:
             UserError: the directory has a run with other options, or of an older version of the
-                preset.
+                preset, or a file in it cannot be read.
         """
-        saved = read_run(self.directory)
-        options = relevant_options(self.options)
-        if saved is not None and saved.options != options:
+        if not self.directory.is_dir():
+            return False
+        record = RunRecord(self.directory)
+        saved, options = relevant_options(record.overrides), relevant_options(self.options)
+        if record.overrides and saved != options:
             raise UserError(
-                f"{self.directory} was started with the options "
-                f"{' '.join(saved.options) or '(none)'}, not {' '.join(options) or '(none)'}: "
-                "choose another --directory."
+                f"{self.directory} was started with the options {' '.join(saved) or '(none)'}, not "
+                f"{' '.join(options) or '(none)'}: choose another --directory."
             )
-        if not (self.directory / RESULTS_FILE).exists():
+        if record.results is None:
             return False
         for key, (old, new) in configuration_differences(self.directory, self.overrides()).items():
             raise UserError(
@@ -183,42 +180,6 @@ class Runner:
             self._launcher.stop(number)
 
 
-class SavedRun(NamedTuple):
-    """The properties of a run as recorded in its directory.
-
-    Attributes:
-        preset: the preset's name in conf/experiment.
-        seed: the run's seed.
-        iterations: the number of training iterations.
-        options: see `relevant_options`.
-    """
-
-    preset: str
-    seed: int
-    iterations: int
-    options: tuple[str, ...]
-
-
-def read_run(directory: Path) -> SavedRun | None:
-    """The run in a directory, which may have failed before training; None if there is none."""
-    try:
-        overrides = read_overrides(directory) or (read_failure(directory) or {})["overrides"]
-        values = {key_of(override): override.partition("=")[2] for override in overrides}
-        if config := read_config(directory):
-            values |= {
-                "seed": config["seed"],
-                "trainer.iterations": config["trainer"]["iterations"],
-            }
-        return SavedRun(
-            values["experiment"],
-            int(values["seed"]),
-            int(values["trainer.iterations"]),
-            relevant_options(overrides),
-        )
-    except (UserError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
 def relevant_options(overrides: Sequence[str]) -> tuple[str, ...]:
     """The overrides by which a run differs from its preset, sorted.
 
@@ -241,33 +202,6 @@ def key_of(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
 
 
-def failure_of(directory: Path) -> str | None:
-    """The error that ended a run; None if it has not failed."""
-    try:
-        failure = read_failure(directory)
-        return None if failure is None else str(failure["error"])
-    except (UserError, KeyError):
-        return f"{FAILURE_FILE} cannot be read"
-
-
-def progress_of(directory: Path) -> str:
-    """The last iteration that an unfinished run has recorded."""
-    try:
-        records = read_metrics(directory / METRICS_FILE)
-    except UserError:
-        return "no iteration recorded"
-    iterations = [record["iteration"] for record in records if "iteration" in record]
-    return f"at iteration {iterations[-1]}" if iterations else "no iteration recorded"
-
-
-def fingerprint(directory: Path) -> dict[str, str]:
-    """The saved configuration that determines a run's results, without the seed; {} if none."""
-    try:
-        return _without_seed(read_config(directory))
-    except UserError:
-        return {}
-
-
 def configuration_differences(
     directory: Path, overrides: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
@@ -282,13 +216,14 @@ def configuration_differences(
     Returns:
         key -> (value of the run, value of the configuration).
     """
-    old = fingerprint(directory)
+    old = fingerprint(RunRecord(directory).config)
     composed: Any = OmegaConf.to_container(compose(overrides))
-    new = _without_seed(composed) if old else {}
+    new = fingerprint(composed) if old else {}
     return {key: (old[key], new[key]) for key in sorted(old.keys() & new) if old[key] != new[key]}
 
 
-def _without_seed(configuration: Mapping[str, Any]) -> dict[str, str]:
+def fingerprint(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a configuration that determine a run's results, without the seed."""
     values = config_fingerprint(configuration)
     return {key: value for key, value in values.items() if key != "seed"}
 

@@ -25,6 +25,7 @@ from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.launchers.torchrun import TorchrunLauncher
+from metadist.reports.run_record import RunRecord
 
 QUICK = ("trainer.eval_tasks=4", "trainer.validation_tasks=2", "trainer.meta_batch_size=2")
 
@@ -161,7 +162,7 @@ def test_runs_started_by_hand_are_found_with_their_options(tmp_path):
         config = {"seed": 4, "trainer": {"iterations": 9}}
         (tmp_path / name / ".hydra" / "config.yaml").write_text(json.dumps(config))
     found = find_runs([tmp_path], load_cells())
-    assert [(run.directory.name, run.seed, run.iterations) for run in found] == [
+    assert [(run.record.directory.name, run.seed, run.iterations) for run in found] == [
         ("b", 4, 9),
         ("a", 4, 9),
     ]
@@ -205,16 +206,19 @@ def test_a_finished_run_of_another_version_of_the_preset_is_refused(tmp_path):
         run.is_finished()
 
 
-def test_results_beside_unreadable_overrides_are_of_a_finished_run(tmp_path):
+def test_a_run_of_unreadable_options_is_refused_and_is_not_in_the_table(tmp_path):
     run = preset_run(tmp_path / "0", seed=1)
     create_run(tmp_path / "0", "maml_sinusoid", 1, test_mse=0.1)
     (tmp_path / "0" / ".hydra" / "overrides.yaml").write_text("[")
-    assert run.is_finished()
+    with pytest.raises(UserError, match=r"overrides\.yaml cannot be read"):
+        run.is_finished()
+    assert not find_runs([tmp_path], load_cells())
 
 
 def test_a_run_that_fails_after_its_results_is_finished_and_has_failed_once(tmp_path, monkeypatch):
     create_run(tmp_path, "maml_sinusoid", 0)
-    use_command(monkeypatch, "-c", "import sys; open(sys.argv[1] + '/results.json', 'w'); exit(1)")
+    write = "import sys; open(sys.argv[1] + '/results.json', 'w').write('{}'); exit(1)"
+    use_command(monkeypatch, "-c", write)
     run, runner = preset_run(tmp_path), Runner(1, 1, {}, lambda text: None)
     runner.run([run])
     assert runner.failed == [run] and not (tmp_path / "failure.json").exists()
@@ -289,7 +293,7 @@ def test_a_failure_is_recorded_and_the_next_start_removes_it(tmp_path, monkeypat
     use_command(monkeypatch, "-c", "exit(9)")
     Runner(1, 1, {}, lambda text: None).run([run])
     (found,) = find_runs([tmp_path], load_cells())
-    assert found.failure == "ended with status 9" and found.options == ("task.shots=5",)
+    assert found.record.error_line == "ended with status 9" and found.options == ("task.shots=5",)
     use_command(monkeypatch, "-c", "exit(143)")
     Runner(1, 1, {}, lambda text: None).run([run])
     assert not find_runs([tmp_path], load_cells())  # stopped before it recorded anything
@@ -309,8 +313,9 @@ def test_the_sinusoid_plot_uses_presets_without_options(tmp_path, monkeypatch):
     cell = load_cells()["maml_sinusoid"]
 
     def run(name: str, steps: int, iterations: int, *options: str) -> Run:
-        results = {"protocol": {"inner_steps": steps, "shots": 10}}
-        return Run(tmp_path / name, cell, 0, iterations, options, results)
+        protocol = {"inner_steps": steps, "shots": 10}
+        create_run(tmp_path / name, cell.preset, 0, protocol=protocol)
+        return Run(RunRecord(tmp_path / name), cell, 0, iterations, options)
 
     runs = [run("changed", 1, 900, "algorithm.inner_lr=1"), run("maml", 1, 600), run("p", 0, 600)]
     plots.plot_sinusoids(runs, tmp_path)
@@ -323,7 +328,7 @@ def test_the_title_of_a_panel_is_read_from_the_configuration(tmp_path):
     (tmp_path / ".hydra" / "config.yaml").write_text(json.dumps(saved))
     cell = Cell("x", "omniglot", "accuracy")
     titles = [
-        plots.panel_title(Run(folder, cell, 0, 1, (), None))
+        plots.panel_title(Run(RunRecord(folder), cell, 0, 1, ()))
         for folder in (tmp_path, tmp_path / "nothing")
     ]
     assert titles == ["omniglot 20-way 5-shot", "omniglot"]
