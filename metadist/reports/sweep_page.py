@@ -1,6 +1,5 @@
 """The HTML report on a sweep, made from its table and the metrics of its runs."""
 
-import json
 import os
 import shlex
 import time
@@ -36,7 +35,6 @@ def write_sweep_page(
     folder: Path,
     table: SweepTable,
     runs: Sequence[RunRecord],
-    differences: Mapping[str, Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> Path:
     """Write `report.html` into a folder of runs. One process calls it.
@@ -45,15 +43,13 @@ def write_sweep_page(
         folder: the folder with the run directories.
         table: the settings of the runs.
         runs: all runs, including failed and unfinished ones.
-        differences: the differences between the protocols, from `protocol_differences`, without the
-            swept keys.
-        warnings: the differences as text.
+        warnings: the differences between the protocols in keys that were not swept.
 
     Raises:
         UserError: the metrics of a run cannot be read, or the file cannot be written.
     """
     figures = sweep_figures(table)
-    context = _context(folder, table, runs, differences, warnings)
+    context = _context(folder, table, runs, warnings)
     return write_html(folder / HTML_FILE, "sweep.html.jinja", context, figures)
 
 
@@ -98,11 +94,7 @@ def setting_points(table: SweepTable) -> list[tuple[SettingData, Setting]]:
 
 
 def _context(
-    folder: Path,
-    table: SweepTable,
-    runs: Sequence[RunRecord],
-    differences: Mapping[str, Mapping[str, Any]],
-    warnings: Sequence[str],
+    folder: Path, table: SweepTable, runs: Sequence[RunRecord], warnings: Sequence[str]
 ) -> dict[str, Any]:
     failed = [run for run in runs if run.failed]
     unfinished = [run for run in runs if run.unfinished]
@@ -123,13 +115,16 @@ def _context(
         "keys": table.keys,
         "incomplete": bool(failed or unfinished),
         "rows": [_row(table, index) for index in range(len(table.settings))],
-        "groups": _comparable_groups(table.runs, differences),
-        "differing": list(differences),
+        "finished": len(table.runs),
         "different": table.descriptions()[1],
         "warnings": warnings,
         "remarks": table.remarks(),
         "failed": [{"name": run.name, "failure": run.error} for run in failed],
-        "protocol": _common(table.runs),
+        "protocol": [
+            (name.partition(".")[2], values[0])
+            for name, values in table.described.items()
+            if len(values) == 1
+        ],
         "commands": [
             ("Make this report again", f"metadist report {shlex.quote(str(folder))}"),
             *(
@@ -187,27 +182,3 @@ def _cell(estimate: MetricEstimate | None, metric: str) -> dict[str, Any]:
     if estimate is None:
         return {"value": "", "text": MISSING}
     return {"value": estimate.mean, "text": estimate.format(metric)}
-
-
-def _comparable_groups(
-    runs: Sequence[RunRecord], differences: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Groups of runs with equal values of all protocol keys that differ between runs."""
-    groups: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        values = [differences[key].get(run.name, MISSING) for key in differences]
-        group = groups.setdefault(json.dumps(values, default=str), {"runs": [], "cells": values})
-        group["runs"].append(run.name)
-    return list(groups.values())
-
-
-def _common(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """The values in protocol and method that are equal in all runs."""
-    if not runs:
-        return []
-    descriptions = [run.described for run in runs]
-    return [
-        (name.partition(".")[2], value)
-        for name, value in descriptions[0].items()
-        if all(description.get(name) == value for description in descriptions)
-    ]

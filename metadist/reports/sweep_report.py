@@ -105,8 +105,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
     """
     runs = read_runs(folder)
     table = build_sweep_table(runs)
-    differences = _unswept_differences(table)
-    warnings = format_differences(differences)
+    warnings = format_differences(_unswept_differences(table))
     markdown = to_markdown(table)
     markdown += "".join(f"\n{remark[0].upper()}{remark[1:]}.\n" for remark in table.remarks())
     if warnings:
@@ -124,7 +123,7 @@ def write_sweep_report(folder: Path) -> SweepReport:
         except Exception as error:  # the tables are written and the runs have finished
             missing.append(_not_written(path, error))
     try:
-        files.append(write_sweep_page(folder, table, runs, differences, warnings))
+        files.append(write_sweep_page(folder, table, runs, warnings))
     except UserError as error:
         missing.append(str(error))
     except Exception as error:
@@ -148,7 +147,7 @@ def to_csv(table: SweepTable) -> str:
 
     The test metrics of all seeds are one JSON object.
     """
-    names = table.described_names
+    names = list(table.described)
     metrics = (f"test_{table.metric}", f"validation_{table.metric}", "train_loss")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

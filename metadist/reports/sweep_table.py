@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -111,10 +112,14 @@ class SweepTable:
         pairs = zip(short_names(self.keys) if short else self.keys, setting.values, strict=True)
         return " ".join(f"{key}={value}" for key, value in pairs) or "the only setting"
 
-    @property
-    def described_names(self) -> list[str]:
-        """The dotted keys of the protocols and methods of the finished runs."""
-        return list(dict.fromkeys(name for run in self.runs for name in run.described))
+    @cached_property
+    def described(self) -> dict[str, list[str]]:
+        """The different values of the finished runs for each key of `RunRecord.described`."""
+        runs = [run.described for run in self.runs]
+        return {
+            name: list(dict.fromkeys(each.get(name, MISSING) for each in runs))
+            for name in dict.fromkeys(name for each in runs for name in each)
+        }
 
     def descriptions(self) -> tuple[list[str], list[str]]:
         """Protocol and method of the finished runs, as lines such as `Protocol: ways 5, shots 1.`
@@ -122,12 +127,10 @@ class SweepTable:
         Returns:
             The lines of the keys that are equal in all runs, and those of the keys that differ.
         """
-        descriptions = [run.described for run in self.runs]
         equal: dict[str, list[str]] = {}
         different: dict[str, list[str]] = {}
-        for name in self.described_names:
+        for name, values in self.described.items():
             part, _, key = name.partition(".")
-            values = list(dict.fromkeys(each.get(name, MISSING) for each in descriptions))
             lines = equal if len(values) == 1 else different
             lines.setdefault(part, []).append(f"{key} {' or '.join(values)}")
         return (

@@ -79,13 +79,13 @@ def test_a_sweep_of_twelve_jobs(folder):
     assert "ways 5 queries 5" in common and "shots" not in common
 
 
-def test_runs_that_are_not_comparable_are_grouped_with_the_reason(folder):
+def test_runs_that_are_not_comparable_are_named_with_the_reason(folder):
     write_job(folder / "12", 0.1, 1, 7, 0.9, queries=15)
-    report = write_sweep_report(folder)
-    page = Page(folder / "report.html")
-    assert report.warnings and "The runs have 2 evaluation protocols" in page.text
-    groups = [row for row in page.rows if row and row[-1] in ("5", "15") and len(row) == 3]
-    assert [row[1:] for row in groups] == [[", ".join(map(str, range(12))), "5"], ["12", "15"]]
+    text = Page(_report(folder)).text
+    others = ", ".join(map(str, range(12)))
+    assert f"Not comparable: queries differs: 5 ({others}), 15 (12)" in text
+    assert "Different protocol: shots 1 or 5; queries 5 or 15." in text
+    assert "the same evaluation protocol" not in text
 
 
 def test_failed_runs_are_shown_with_their_traceback(folder):
