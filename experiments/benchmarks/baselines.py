@@ -10,7 +10,6 @@ killed, is not run again at that setting.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from benchmarks.programs import (
@@ -21,10 +20,9 @@ from benchmarks.programs import (
     ProgramFailed,
     Setting,
     installed,
-    machine,
 )
-from benchmarks.tables import Speeds, markdown, table_of
-from rich.console import Console
+from benchmarks.results import console, save
+from benchmarks.tables import Speeds, table_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,16 +52,14 @@ def run(options: argparse.Namespace) -> None:
         str(setting): {program.name: [] for program in programs if setting.model in program.models}
         for setting in settings
     }
-    console = Console(highlight=False)
     for number in range(1, options.rounds + 1):
         for setting in settings:
             for program in [p for p in programs if p.name in speeds[str(setting)]]:
                 measured = speeds[str(setting)][program.name]
                 message = measure(program, setting, measured, options.timeout)
                 console.print(f"round {number}, {setting}, {program.name}: {message}")
-            save(options.out, speeds, options.timeout)
-    console.print(table_of(speeds, options.timeout))
-    console.print(f"saved: {options.out}/benchmark.txt, .md, .json")
+            save_speeds(options.out, speeds, options.timeout)
+    save_speeds(options.out, speeds, options.timeout, show=True)
 
 
 def measure(
@@ -88,11 +84,7 @@ def measure(
     return f"{speed:.1f} tasks/s"
 
 
-def save(out: Path, speeds: Speeds, timeout: float) -> None:
-    """Write table, Markdown and data of the rounds so far."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "benchmark.txt").open("w", encoding="utf-8") as file:
-        Console(file=file, width=140).print(table_of(speeds, timeout))
-    (out / "benchmark.md").write_text(markdown(speeds, timeout), encoding="utf-8")
-    report = {"machine": machine(), "tasks_per_second": speeds, "timeout": timeout}
-    (out / "benchmark.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+def save_speeds(out: Path, speeds: Speeds, timeout: float, show: bool = False) -> None:
+    """Save the rounds so far; see `save`."""
+    data = {"tasks_per_second": speeds, "timeout": timeout}
+    save(out / "benchmark", data, [table_of(speeds, timeout)], show)

@@ -17,7 +17,6 @@ failed. --device cpu --quick runs the same on a CPU with small sizes.
 import argparse
 import contextlib
 import functools
-import json
 import time
 import traceback
 import warnings
@@ -39,8 +38,7 @@ from benchmarks.gpu_speed import (
     until,
 )
 from benchmarks.programs import machine
-from rich.console import Console
-from rich.table import Table
+from benchmarks.results import console, save, table
 from torch.profiler import ProfilerActivity, profile
 
 from metadist.algorithms import (
@@ -229,23 +227,22 @@ def run(options: argparse.Namespace) -> None:
         "speed": speed(problems, counts, device, deadline),
     }
     gpu = {"GPU": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    report: dict[str, Any] = {"machine": {**gpu, **machine()}, "device": str(device)}
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
+    about = {"machine": {**gpu, **machine()}, "device": str(device)}
+    report: dict[str, list[dict[str, Any]]] = {}
+
+    def save_report(show: bool = False) -> None:
+        name = gpu.get("GPU", device)
+        tables = [table_of(rows, f"{part}, {name}") for part, rows in report.items()]
+        save(options.out / "gpu", {**about, **report}, tables, show)
+
     for part, rows in parts.items():
         report[part] = []
         for row in rows if part == "speed" else timed(rows, deadline):
             report[part].append(row)
             console.print(f"{part}: {', '.join(text(row).values())}")
-            (options.out / "gpu.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    with (options.out / "gpu.txt").open("w", encoding="utf-8") as file:
-        for part in parts:
-            table = table_of(report[part], f"{part}, {gpu.get('GPU', device)}")
-            console.print(table)
-            Console(file=file, width=160).print(table)
-    console.print(f"saved: {options.out}/gpu.txt, gpu.json, trace.json")
-    if any(row.get("result", "").startswith("FAIL") for part in parts for row in report[part]):
+            save_report()
+    save_report(show=True)
+    if any(row.get("result", "").startswith("FAIL") for rows in report.values() for row in rows):
         raise SystemExit(1)
 
 
@@ -270,10 +267,7 @@ def text(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+def table_of(rows: list[dict[str, Any]], title: str) -> str:
     """A table with one column for each name in any of the rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*names, title=title)
-    for row in map(text, rows):
-        table.add_row(*(row.get(name, "") for name in names))
-    return table
+    return table(title, names, [[row.get(name, "") for name in names] for row in map(text, rows)])

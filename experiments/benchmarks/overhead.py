@@ -14,7 +14,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from benchmarks.programs import (
     WARM_UP,
     ProgramFailed,
     Setting,
-    machine,
     machine_title,
     metadist,
     result,
@@ -36,8 +35,7 @@ from benchmarks.programs import (
 from benchmarks.programs import (
     run as run_program,
 )
-from rich.console import Console
-from rich.table import Table
+from benchmarks.results import console, save, table
 
 from metadist.algorithms import MAML, TaskResult
 from metadist.tasks import Episode
@@ -208,8 +206,7 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(
             f"error: unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}"
         )
-    console, rows = Console(highlight=False), []
-    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
     for part in options.parts or PARTS:
         try:
             part_rows = [*PARTS[part](options.rounds, options.only)]
@@ -220,11 +217,12 @@ def run(options: argparse.Namespace) -> None:
             quantity, reference, value, target = row
             console.print(f"{quantity} / {reference}: {value:.3f} {target}")
             rows.append(row)
-        report = {"machine": machine(), "rounds": options.rounds, "rows": rows}
-        (options.out / "overhead.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    table = Table("quantity", "relative to", "median", "target", title=machine_title())
-    for quantity, reference, value, target in rows:
-        table.add_row(quantity, reference, f"{value:.3f}", target)
-    with (options.out / "overhead.txt").open("w", encoding="utf-8") as file:
-        Console(file=file, width=140).print(table)
-    console.print(f"saved: {options.out}/overhead.txt, overhead.json")
+        _save(options, rows)
+    _save(options, rows, show=True)
+
+
+def _save(options: argparse.Namespace, rows: Sequence[Row], show: bool = False) -> None:
+    cells = [(*names, f"{value:.3f}", target) for *names, value, target in rows]
+    shown = table(machine_title(), ("quantity", "relative to", "median", "target"), cells)
+    data = {"rounds": options.rounds, "rows": rows}
+    save(options.out / "overhead", data, [shown], show)

@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 
 from benchmarks.cost_model import STRATEGIES, Step, fit, with_network
-from benchmarks.programs import BENCHMARKS, TORCHRUN, machine
+from benchmarks.programs import BENCHMARKS, TORCHRUN
 from benchmarks.programs import run as run_program
-from benchmarks.scaling_tables import Extrapolation, markdown, tables
-from rich.console import Console
+from benchmarks.results import console, save
+from benchmarks.scaling_tables import Extrapolation, tables
 
 from metadist.distributed.world import usable_cpus
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
             "error: the fit needs at least two values of --tasks, three of --filters and two of "
             "--workers"
         )
-    console, steps = Console(highlight=False), []
+    steps: list[Step] = []
     for number in range(options.rounds):
         for strategy in STRATEGIES:
             for workers in [1] if strategy == "local" else sorted(set(options.workers)):
@@ -68,21 +68,13 @@ def run(options: argparse.Namespace) -> None:
         options.tasks_per_worker,
         sorted({step.parameters for step in steps}),
     )
-    options.out.mkdir(parents=True, exist_ok=True)
-    shown = tables(steps, costs, extrapolation, cores)
-    with (options.out / "scaling.txt").open("w", encoding="utf-8") as file:
-        for output in (console, Console(file=file, width=140)):
-            output.print(*shown, sep="\n")
-    (options.out / "scaling.md").write_text(markdown(extrapolation), encoding="utf-8")
-    report = {
-        "machine": machine(),
+    data = {
         "cores": cores,
         "costs": costs._asdict(),
         "extrapolated_costs": target._asdict(),
         "steps": [step._asdict() for step in steps],
     }
-    (options.out / "scaling.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    console.print(f"saved: {options.out}/scaling.txt, .md, .json")
+    save(options.out / "scaling", data, tables(steps, costs, extrapolation, cores), show=True)
 
 
 def measure(strategy: str, workers: int, options: argparse.Namespace) -> list[Step]:

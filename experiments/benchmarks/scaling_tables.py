@@ -1,4 +1,4 @@
-"""Results of the scaling benchmark: tables and Markdown."""
+"""The tables of the scaling benchmark."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.cost_model import Costs, Step, with_network
 from benchmarks.programs import machine_title
-from rich.table import Table
+from benchmarks.results import table
 
 DISTRIBUTED = ("rpc", "allreduce")
 _TOLERANCE = 0.02
@@ -87,13 +87,9 @@ class Extrapolation(NamedTuple):
 
 def network_table(
     costs: Costs, workers: Sequence[int], tasks_per_worker: int, parameters: Sequence[int]
-) -> Table:
+) -> str:
     """Predicted efficiency on three networks, with and without a tree and groups."""
-    table = Table(
-        title="efficiency of rpc direct / rpc as a tree / allreduce as a ring / allreduce in groups"
-    )
-    for name in ("network", "parameters", *(f"{number:,} workers" for number in workers)):
-        table.add_column(name)
+    rows = []
     for network, (latency, bandwidth) in NETWORKS.items():
         step = with_network(costs, latency, bandwidth).step
         for size in parameters:
@@ -105,17 +101,17 @@ def network_table(
                 )
                 for number in workers
             )
-            table.add_row(network, f"{size:,}", *cells)
-    return table
+            rows.append((network, f"{size:,}", *cells))
+    title = "Efficiency of rpc direct / rpc as a tree / allreduce as a ring / allreduce in groups"
+    columns = ("network", "parameters", *(f"{number:,} workers" for number in workers))
+    return table(title, columns, rows)
 
 
 def tables(
     steps: Sequence[Step], costs: Costs, extrapolation: Extrapolation, cores: int
-) -> list[Table | str]:
+) -> list[str]:
     """Measured and predicted steps, the fitted costs, and the extrapolation."""
-    measured = Table(title=f"ms per step, measured and predicted: {machine_title()}")
-    for name in ("strategy", "workers", "tasks", "parameters", "measured", "predicted", "error"):
-        measured.add_column(name, justify="left" if name == "strategy" else "right")
+    rows = []
     for strategy, workers, tasks, parameters, seconds in medians(steps):
         if strategy == "local" and not tasks:
             continue
@@ -123,16 +119,22 @@ def tables(
         error = f"{predicted / seconds - 1:+.0%}"
         count = str(tasks) if tasks else "communication"
         values = (f"{1000 * seconds:.2f}", f"{1000 * predicted:.2f}", error)
-        measured.add_row(strategy, str(workers), count, f"{parameters:,}", *values)
-    extrapolated = Table(*extrapolation.header(), title=extrapolation.caption())
-    for row in extrapolation.rows():
-        extrapolated.add_row(*row)
+        rows.append((strategy, str(workers), count, f"{parameters:,}", *values))
+    title = f"ms per step, measured and predicted: {machine_title()}"
+    columns = ("strategy", "workers", "tasks", "parameters", "measured", "predicted", "error")
     on_networks = network_table(
         costs, extrapolation.workers, extrapolation.tasks_per_worker, extrapolation.parameters
     )
     note = f"Computation is assumed to slow down in proportion to workers beyond {cores} cores."
-    assumed = ("Assumed:", *(f"- {assumption}" for assumption in ASSUMPTIONS))
-    return [measured, note, *_cost_lines(costs), extrapolated, on_networks, *assumed]
+    return [
+        table(title, columns, rows),
+        note,
+        "\n".join(f"- {line}" for line in _cost_lines(costs)),
+        table(extrapolation.caption(), extrapolation.header(), extrapolation.rows()),
+        on_networks,
+        "Assumed:",
+        "\n".join(f"- {assumption}" for assumption in ASSUMPTIONS),
+    ]
 
 
 def _cost_lines(costs: Costs) -> list[str]:
@@ -153,18 +155,6 @@ def _cost_lines(costs: Costs) -> list[str]:
         f"allreduce: {time(costs.allreduce[2])} per message and "
         f"{rate(costs.allreduce[3], 8)}, 8 bytes per parameter",
     ]
-
-
-def markdown(extrapolation: Extrapolation) -> str:
-    """The extrapolation in Markdown."""
-    head = extrapolation.header()
-    rows = [head, ["---"] * len(head), *extrapolation.rows()]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    assumed = "; ".join(ASSUMPTIONS)
-    return (
-        "\n".join([*lines, "", f"{extrapolation.caption()} Assumed: {assumed}. {machine_title()}."])
-        + "\n"
-    )
 
 
 def medians(steps: Sequence[Step]) -> list[Step]:

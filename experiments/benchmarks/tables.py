@@ -1,9 +1,9 @@
-"""Results of the baselines benchmark: table and Markdown."""
+"""The table of the baselines benchmark."""
 
 import statistics
 
 from benchmarks.programs import REFERENCE, machine_title
-from rich.table import Table
+from benchmarks.results import table
 
 Speeds = dict[str, dict[str, list[float | None]]]
 """Tasks per second by setting, program and round; None for a failed run."""
@@ -44,24 +44,8 @@ def rounds_of(speeds: Speeds) -> int:
     return min(len(rounds) for programs in speeds.values() for rounds in programs.values())
 
 
-def _title(speeds: Speeds) -> str:
-    return f"{machine_title()}; medians of {rounds_of(speeds)} rounds"
-
-
-def table_of(speeds: Speeds, timeout: float) -> Table:
+def table_of(speeds: Speeds, timeout: float) -> str:
     """A table with one row per program and one column per setting."""
-    table = Table(title=_title(speeds))
-    table.add_column(HEAD)
-    for setting in speeds:
-        table.add_column(setting, justify="right")
-    for program in programs_of(speeds):
-        table.add_row(program, *cells(speeds, program, timeout))
-    return table
-
-
-def markdown(speeds: Speeds, timeout: float) -> str:
-    """The table in Markdown."""
-    rows = [[HEAD, *speeds], ["---"] * (1 + len(speeds))]
-    rows += [[program, *cells(speeds, program, timeout)] for program in programs_of(speeds)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", f"{_title(speeds)}."]) + "\n"
+    rows = [[program, *cells(speeds, program, timeout)] for program in programs_of(speeds)]
+    title = f"{machine_title()}; medians of {rounds_of(speeds)} rounds"
+    return table(title, [HEAD, *speeds], rows)
