@@ -43,7 +43,6 @@ from metadist.distributed.world import (
     WorkerNameFormat,
     default_worker_name_format,
     get_world_info,
-    set_worker_name_format,
 )
 from metadist.errors import UserError, first_line
 from metadist.gradients import tensors_of
@@ -395,10 +394,10 @@ def init_rpc(
     """
     if rpc_is_initialized() or rpc._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process: shut it down first.")
-    set_worker_name_format(worker_name_format)
-    open_transport(
-        RpcTransport(rpc_backend_options, worker_name_format, rendezvous_timeout, ping_timeout)
+    transport = RpcTransport(
+        rpc_backend_options, worker_name_format, rendezvous_timeout, ping_timeout
     )
+    open_transport(transport, worker_name_format)
 
 
 def auto_init_rpc(

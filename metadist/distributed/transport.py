@@ -22,7 +22,12 @@ from metadist.distributed.job import current_job
 from metadist.distributed.rendezvous import missing_keys, wait_for_keys
 from metadist.distributed.request_threads import CALL_STILL_RUNS, REQUEST_SECONDS, request_threads
 from metadist.distributed.store import store_errors_as_worker_lost
-from metadist.distributed.world import default_worker_name_format, get_world_info
+from metadist.distributed.world import (
+    WorkerNameFormat,
+    default_worker_name_format,
+    get_world_info,
+    set_worker_name_format,
+)
 from metadist.errors import UserError, first_line
 
 _log = logging.getLogger(__name__)
@@ -105,16 +110,31 @@ _transport: Transport | None = None
 _barriers: Counter[str] = Counter()
 
 
-def open_transport(transport: Transport) -> None:
-    """Open a transport for this process's calls. Every rank calls it."""
+def open_transport(
+    transport: Transport, worker_name_format: WorkerNameFormat = default_worker_name_format
+) -> None:
+    """Open a transport for this process's calls. Every rank calls it.
+
+    Args:
+        transport: the transport.
+        worker_name_format: the function that made the transport's names, for
+            `WorldInfo.worker_name`.
+    """
     global _transport
     _transport = transport  # other workers' requests may arrive before `open` returns
+    set_worker_name_format(worker_name_format)
     _barriers.clear()
     try:
         transport.open()
     except BaseException:
-        _transport = None
+        _remove_transport()
         raise
+
+
+def _remove_transport() -> None:
+    global _transport
+    _transport = None
+    set_worker_name_format(default_worker_name_format)
 
 
 def shutdown_rpc(graceful: bool = True) -> None:
@@ -127,7 +147,6 @@ def shutdown_rpc(graceful: bool = True) -> None:
     Raises:
         WorkerLostError: a rank died or stopped answering, and `graceful` is True.
     """
-    global _transport
     if _transport is None:
         return
     transport = _transport
@@ -143,7 +162,7 @@ def shutdown_rpc(graceful: bool = True) -> None:
         try:
             transport.close(graceful)
         finally:
-            _transport = None
+            _remove_transport()
 
 
 def current_transport() -> Transport:

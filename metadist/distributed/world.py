@@ -31,7 +31,10 @@ _worker_name_format: WorkerNameFormat = default_worker_name_format
 
 
 def set_worker_name_format(format: WorkerNameFormat) -> None:
-    """Set how `WorldInfo.worker_name` names this process. `init_rpc` calls it."""
+    """Set how `WorldInfo.worker_name` names this process.
+
+    `open_transport` and `shutdown_rpc` call it.
+    """
     global _worker_name_format
     _worker_name_format = format
 

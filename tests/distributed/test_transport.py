@@ -141,6 +141,24 @@ def own_name() -> str:
     return todist.get_world_info().worker_name
 
 
+def name_in_error(*ranks: int) -> str:
+    return "a name with spaces"
+
+
+def names_after_shutdown() -> None:
+    todist.init_rpc(name_of)
+    assert todist.get_world_info().worker_name == "trainer-0"
+    todist.shutdown_rpc()
+    assert todist.get_worker_id(todist.get_world_info().worker_name) == 0
+    with pytest.raises(todist.UserError, match="a name with spaces"):
+        todist.init_rpc(name_in_error)
+    assert todist.get_worker_id(todist.get_world_info().worker_name) == 0
+
+
+def test_without_rpc_a_process_has_its_default_name():
+    run_world(names_after_shutdown, 1)
+
+
 def test_a_process_has_its_workers_name():
     names = ["trainer-0", "trainer-1"]
     assert run_world(own_names, 2) == [("trainer-0", names), ("trainer-1", names)]
