@@ -290,7 +290,8 @@ def barrier() -> None:
     if "gloo" in dist.get_backend_config():
         _reduce_in_place(torch.zeros(1))  # on the CPU, because no GPU may be set yet
     else:
-        dist.barrier()
+        with connection_errors_as_worker_lost():
+            dist.barrier()
 
 
 def _require_equal_calls(name: str, option: Any, tree: Any, any_length: bool = False) -> None:

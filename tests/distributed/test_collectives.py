@@ -391,3 +391,15 @@ def test_numpy_and_types_that_the_backend_does_not_know():
 def test_nccl_without_a_gpu_is_one_sentence(monkeypatch):
     with pytest.raises(todist.UserError, match="backend=nccl needs a GPU"):
         collectives.init_process_group("nccl", rendezvous_timeout=20)
+
+
+def test_a_rank_that_is_lost_in_a_barrier_of_nccl_is_a_lost_worker(monkeypatch):
+    def lose() -> None:
+        raise dist.DistBackendError(
+            "NCCL error: remote process exited or there was a network error"
+        )
+
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
+    monkeypatch.setattr(dist, "barrier", lose)
+    with pytest.raises(WorkerLostError, match="remote process exited"):
+        collectives.barrier()
