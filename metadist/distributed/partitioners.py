@@ -1,5 +1,6 @@
 """Shards of a call's arguments, the partitioners that create them, and the shards' results."""
 
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -213,7 +214,7 @@ def dim_partitioner(
         UserError: `dim` is no integer, `keepdim` is False without `exclusive`, or `workers` is
             empty or a text.
     """
-    if not isinstance(dim, int):
+    if not isinstance(dim, numbers.Integral) or isinstance(dim, bool):
         raise UserError(
             f"dim_partitioner(dim={dim!r}) needs an integer: give the dimension's index."
         )
@@ -231,7 +232,7 @@ def dim_partitioner(
         raise UserError(
             "dim_partitioner(workers=[]) is empty: name at least one worker, or omit it."
         )
-    return DimPartitioner(dim, exclusive, keepdim, worker_ids)
+    return DimPartitioner(int(dim), exclusive, keepdim, worker_ids)
 
 
 batch_partitioner = dim_partitioner(0, exclusive=False, keepdim=True)

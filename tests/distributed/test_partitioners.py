@@ -152,6 +152,7 @@ def test_impossible_options_are_refused_in_one_line():
         lambda: todist.dim_partitioner(0, workers=[]),
         lambda: todist.dim_partitioner(0, workers="worker1"),
         lambda: todist.dim_partitioner("0"),
+        lambda: todist.dim_partitioner(True),
     ):
         with pytest.raises(todist.UserError) as caught:
             make()
@@ -163,6 +164,7 @@ def test_partitioners_pickle_compare_and_print_themselves():
     same = todist.dim_partitioner(1, exclusive=True, keepdim=False, workers=(1, "worker0"))
     assert made == same and hash(made) == hash(same)
     assert made != todist.dim_partitioner(1, exclusive=True, keepdim=False)
+    assert repr(todist.dim_partitioner(np.int64(1))) == repr(todist.dim_partitioner(1))
     assert todist.batch_partitioner == todist.dim_partitioner(0)
     assert todist.exclusive_batch_partitioner == todist.dim_partitioner(0, exclusive=True)
     assert todist.batch_partitioner != todist.exclusive_batch_partitioner
