@@ -23,6 +23,7 @@ import optree
 import torch
 
 from metadist.distributed.partitioners import ShardResults
+from metadist.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,18 @@ class MeanReducer(LinearReducer):
         return [float(size) for size in sizes]
 
     def divisor(self, sizes: Sequence[float]) -> float | None:
-        """The number of items."""
-        return float(sum(sizes))
+        """The number of items.
+
+        Raises:
+            UserError: no shard has an item.
+        """
+        items = float(sum(sizes))
+        if not items and len(sizes):
+            raise UserError(
+                "the sizes of all shards are 0, and the mean of no items is undefined: give each "
+                "Shard the number of its items, and leave out those without items."
+            )
+        return items
 
     @property
     def weights_items_equally(self) -> bool:

@@ -107,6 +107,12 @@ def test_no_results_and_different_structures_are_refused(reducer, results):
         reducer(results)
 
 
+@pytest.mark.parametrize("result", [1.0, 1, np.ones(2), torch.ones(2)])
+def test_a_mean_of_no_items_is_refused(result):
+    with pytest.raises(todist.UserError, match="sizes of all shards are 0"):
+        todist.mean_reducer(todist.ShardResults([result, result], [0, 0]))
+
+
 def test_reducers_pass_derivatives_on():
     parts = [part.clone().requires_grad_() for part in items(5).split([3, 2])]
     losses = todist.ShardResults([part.square().mean() for part in parts], [3, 2])
