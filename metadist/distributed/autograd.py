@@ -3,10 +3,9 @@
 The calling rank opens a context around forward and backward. A context is not thread-safe.
 """
 
-import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,258 +19,188 @@ from torch.distributed import autograd as dist_autograd
 from metadist.distributed.responses import WorkerResponse
 from metadist.distributed.transport import current_transport, require_alive
 from metadist.errors import UserError
-from metadist.gradients import tensors_of
 
 __all__ = ["backward", "context", "get_gradients", "grad", "grads"]
 
 
-@dataclass(eq=False)
-class CallRecord:
-    """A call inside a context.
+@dataclass
+class _Record:
+    """The calls that this thread made in a context.
 
     Attributes:
-        calls: the calls of the context, including this one.
-        sent: the graph nodes of the arguments.
-        waits: whether torch waits for the gradients of the arguments.
-        received: the results that require grad.
         anchors: the anchors of the responses; see `WorkerResponse`.
-        ended: whether the responses have arrived.
+        pending: the anchors of the requests whose gradients torch waits for and whose responses
+            have not arrived.
     """
 
-    calls: list["CallRecord"]
-    sent: list[Any]
-    waits: bool
-    received: list[Tensor] = field(default_factory=list)
     anchors: list[Tensor] = field(default_factory=list)
-    ended: bool = False
+    pending: set[Tensor] = field(default_factory=set)
 
-    def complete(self, by_worker: list[list[WorkerResponse]]) -> None:
-        """Record the responses to the call."""
-        responses = [response for responses in by_worker for response in responses]
-        self.anchors = [response.anchor for response in responses if response.anchor is not None]
-        values: Any = [response.value for response in responses]
-        self.received = [leaf for leaf in tensors_of(values) if _has_graph(leaf)]
-        self.ended = True
+    def require_all_ended(self) -> None:
+        """Torch would wait forever for the gradients of the arguments of a call without a result.
 
-    def remove(self) -> None:
-        """Remove the record of a call that was not sent."""
-        self.calls.remove(self)
-
-
-class _CallRecords(threading.local):
-    """This thread's calls in each context that it opened or in which it runs a request."""
-
-    def __init__(self) -> None:
-        self.by_context: dict[int, list[CallRecord]] = {}
+        Raises:
+            UserError: a call failed or has not ended.
+        """
+        if self.pending:
+            raise UserError(
+                f"{len(self.pending)} remote calls of this context failed or have not ended, and "
+                "distributed autograd would wait for their gradients forever: wait for each call, "
+                "and after one that failed open a new context."
+            )
 
 
-_records = _CallRecords()
+class _ThreadState(threading.local):
+    """The record of the context that this thread opened, or in which it runs a request."""
+
+    record: _Record | None = None
 
 
-def _calls(context_id: int) -> list[CallRecord]:
-    return _records.by_context.get(context_id, [])
+_thread = _ThreadState()
+
+
+@contextmanager
+def _recording() -> Iterator[_Record]:
+    _thread.record = record = _Record()
+    try:
+        yield record
+    finally:
+        _thread.record = None
 
 
 @contextmanager
 def context() -> Iterator[int]:
     """Context manager around a forward and backward pass; it yields the context's id.
 
-    The differentiated tensors must depend on every remote result that requires grad: make other
-    calls, such as those of an evaluation, outside the context. (In a function that runs on a worker
-    inside the context, unused results of its own calls get a gradient of zero.)
+    Every backward pass goes through all calls of the context: results that the differentiated
+    tensors do not depend on get a gradient of zero. Make other calls, such as those of an
+    evaluation, outside the context.
     """
-    with dist_autograd.context() as context_id, _recording(context_id):
+    with dist_autograd.context() as context_id, _recording():
         yield context_id
 
 
-def current_context() -> int | None:
-    """The id of the context that this thread is in."""
+def in_context() -> bool:
+    """Whether this thread is in a context."""
     # Usually there is no context, and the exception raised in C++ would be slow.
     if int(dist_autograd._get_debug_info()["num_autograd_contexts"]) == 0:
-        return None
+        return False
     try:
-        return int(dist_autograd._current_context()._context_id())
+        dist_autograd._current_context()
     except RuntimeError:
-        return None
+        return False
+    return True
 
 
-@contextmanager
-def recording_nested_calls(
-    received: Sequence[Tensor],
-) -> Iterator[Callable[[list[WorkerResponse]], list[WorkerResponse]]]:
-    """Context manager for running a request in the caller's context, on the worker.
+class _Anchor(torch.autograd.Function):
+    """A zero that depends on other anchors, which get no gradient.
 
-    Torch waits for the gradients of all tensors that were sent. The responses must therefore be
-    passed to the yielded function, which makes them depend on the tensors that they do not use.
-
-    Args:
-        received: the tensors among the request's arguments.
+    Torch waits for the gradients of every message whose tensors require grad. These share one graph
+    node, so that a backward pass that reaches a message's anchor reaches the whole message.
     """
-    context_id = dist_autograd._current_context()._context_id()
-    with _recording(context_id):
-        yield lambda responses: _with_unused(context_id, responses, received)
+
+    @staticmethod
+    def forward(ctx: Any, zero: Tensor, *anchors: Tensor) -> Tensor:
+        ctx.num_inputs = 1 + len(anchors)
+        return zero.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[None, ...]:
+        return (None,) * ctx.num_inputs
 
 
-@contextmanager
-def _recording(context_id: int) -> Iterator[None]:
-    outer_records = _records.by_context.get(context_id)
-    _records.by_context[context_id] = []
-    try:
-        yield
-    finally:
-        if outer_records is None:
-            del _records.by_context[context_id]
-        else:
-            _records.by_context[context_id] = outer_records
-
-
-def record_call(context_id: int, arguments: Any) -> CallRecord:
-    """Record a call of this thread inside a context, before it is sent.
-
-    Args:
-        context_id: the context's id.
-        arguments: the arguments of all shards.
-
-    Returns:
-        The record; pass the responses to its `complete`.
-
-    Raises:
-        UserError: the arguments contain an `nn.Parameter` that requires grad, or a tensor that
-            requires grad in an object that is not a container.
-    """
-    sent = tensors_of(arguments)
-    if any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in sent):
-        raise UserError(
-            "an nn.Parameter arrives as another leaf, so that its gradients would stay on the "
-            "workers: send module_clone(model, by='clone'), or for a parameter alone its clone()."
-        )
-    _require_in_containers(arguments, sent, "passed")
-    nodes = [tensor.grad_fn for tensor in sent if tensor.grad_fn is not None]
-    calls = _calls(context_id)
-    record = CallRecord(calls, nodes, any(tensor.requires_grad for tensor in sent))
-    calls.append(record)
-    return record
+def _new_anchor(*anchors: Tensor) -> Tensor:
+    with torch.inference_mode(False):  # enables gradients
+        return _Anchor.apply(torch.zeros((), device="cpu", requires_grad=True), *anchors)
 
 
 class _TensorFinder(pickle.Pickler):
-    """Finds the tensors that a pickle would contain."""
+    """Finds the tensors that a message would contain.
 
-    def __init__(self) -> None:
+    Attributes:
+        requires_grad: whether one requires grad.
+        has_parameter: whether one that requires grad is an `nn.Parameter`.
+    """
+
+    def __init__(self, content: Any) -> None:
         super().__init__(SimpleNamespace(write=len))  # drops the output
-        self.found: list[Tensor] = []
+        self.requires_grad = self.has_parameter = False
+        for leaf in optree.tree_leaves(content, none_is_leaf=True):
+            try:
+                self.dump(leaf)
+            except Exception:  # RPC pickles more types, and reports those it cannot
+                self.requires_grad = True
 
     def persistent_id(self, obj: Any) -> str | None:
         if not isinstance(obj, Tensor):
             return None
-        self.found.append(obj)
+        if obj.requires_grad:
+            self.requires_grad = True
+            self.has_parameter |= isinstance(obj, nn.Parameter)
         return ""
 
 
-def _require_in_containers(tree: Any, tensors: Sequence[Tensor], verb: str) -> None:
-    """Torch would wait forever for the gradients of a tensor that is not among `tensors`."""
-    finder = _TensorFinder()
-    with contextlib.suppress(Exception):  # RPC pickles more types, and reports those it cannot
-        finder.dump(tree)
-    ids = {id(tensor) for tensor in tensors}
-    if any(tensor.requires_grad and id(tensor) not in ids for tensor in finder.found):
-        raise UserError(
-            f"inside a context a tensor that requires grad was {verb} in an object that is neither "
-            "a tuple, list, dict nor dataclass, or in a module without being its parameter, and "
-            "distributed autograd may wait for its gradient forever: put it into one of those, or "
-            "detach it."
-        )
+class CallRecord:
+    """The record of a call of this thread inside a context, made before the call is sent.
+
+    Args:
+        content: the function and the arguments of all shards.
+
+    Attributes:
+        anchor: the anchor of the call's requests; see `WorkerRequest`.
+
+    Raises:
+        UserError: the content has an `nn.Parameter` that requires grad.
+    """
+
+    def __init__(self, content: Any) -> None:
+        found = _TensorFinder(content)
+        if found.has_parameter:
+            raise UserError(
+                "an nn.Parameter arrives as another leaf, so that its gradients would stay on the "
+                "workers: send module_clone(model, by='clone'), or for a parameter alone its "
+                "clone()."
+            )
+        self._record = _thread.record or _Record()
+        self.anchor = torch.zeros((), device="cpu")
+        if found.requires_grad:
+            self.anchor = _new_anchor()
+            self._record.pending.add(self.anchor)
+
+    def complete(self, by_worker: list[list[WorkerResponse]]) -> None:
+        """Record the responses to the call."""
+        anchors = [response.anchor for responses in by_worker for response in responses]
+        self._record.anchors += [anchor for anchor in anchors if anchor is not None]
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the record of a call that was not sent."""
+        self._record.pending.discard(self.anchor)
 
 
-def _has_graph(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.grad_fn is not None
-
-
-def _reached(context_id: int, roots: Iterable[Tensor]) -> set[Any]:
-    """The graph nodes on which the roots depend, directly or through calls of this thread."""
-    arguments = {
-        leaf.grad_fn: record.sent for record in _calls(context_id) for leaf in record.received
-    }
-    reached = set()
-    pending: list[Any] = [root.grad_fn for root in roots]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in reached:
-            reached.add(node)
-            pending += [next_node for next_node, _ in node.next_functions]
-            pending += arguments.get(node, [])
-    return reached
-
-
-def _received(context_id: int) -> list[Tensor]:
-    return [leaf for record in _calls(context_id) for leaf in record.received]
-
-
-def _anchors(context_id: int) -> list[Tensor]:
-    return [anchor for record in _calls(context_id) for anchor in record.anchors]
-
-
-def _require_all_ended(context_id: int) -> None:
-    """Torch would wait forever for the gradients of the arguments of a call without a result."""
-    missing = sum(record.waits and not record.ended for record in _calls(context_id))
-    if missing:
-        raise UserError(
-            f"{missing} remote calls of this context failed or have not ended, and distributed "
-            "autograd would wait for their gradients forever: wait for each call, and after one "
-            "that failed open a new context."
-        )
-
-
-def _require_all_received(context_id: int, roots: list[Tensor]) -> None:
-    """Torch would wait forever for the gradients of unused remote results."""
-    _require_all_ended(context_id)
-    reached = _reached(context_id, roots)
-    missing = sum(leaf.grad_fn not in reached for leaf in _received(context_id))
-    if missing:
-        raise UserError(
-            f"{missing} remote results that require grad are not part of what is differentiated, "
-            "and distributed autograd would wait for their gradients forever: use one context for "
-            "each backward pass and make other remote calls outside of it."
-        )
-
-
-class _WithUnused(torch.autograd.Function):
-    """The identity of `value`, with gradients of zero for `unused`."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, *unused: Tensor) -> Tensor:
-        ctx.save_for_backward(*unused)
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, ...]:
-        return grad_output, *map(torch.zeros_like, ctx.saved_tensors)
-
-
-def _with_unused(
-    context_id: int, responses: list[WorkerResponse], arguments: Sequence[Tensor]
+def run_in_context(
+    anchor: Tensor, respond: Callable[[], list[WorkerResponse]]
 ) -> list[WorkerResponse]:
-    """Responses that depend on all arguments and on all results of nested calls."""
-    _require_all_ended(context_id)
-    values: Any = [response.value for response in responses]
-    tensors = tensors_of(values)
-    _require_in_containers(values, tensors, "returned")
-    leaves, structure = optree.tree_flatten(values, none_is_leaf=True)
-    with_graph = [index for index, leaf in enumerate(leaves) if _has_graph(leaf)]
-    reached = _reached(context_id, filter(_has_graph, tensors))
-    candidates = [*_received(context_id), *_anchors(context_id), *filter(_has_graph, arguments)]
-    # One tensor per node: the tensors of a message share one.
-    unused = {leaf.grad_fn: leaf for leaf in candidates if leaf.grad_fn not in reached}.values()
-    if not unused:
-        return responses
-    if not with_graph:
-        anchor = _WithUnused.apply(torch.zeros(()), *unused)
-        return [responses[0]._replace(anchor=anchor), *responses[1:]]
-    leaves[with_graph[0]] = _WithUnused.apply(leaves[with_graph[0]], *unused)
-    attached: Any = optree.tree_unflatten(structure, leaves)
-    return [
-        response._replace(value=value) for response, value in zip(responses, attached, strict=True)
-    ]
+    """Run a request in the caller's context, on the worker.
+
+    Args:
+        anchor: the request's anchor.
+        respond: the function that computes the responses.
+
+    Returns:
+        The responses, the first one with an anchor if torch waits for a gradient of the request, of
+        a response to a nested call or of these responses.
+
+    Raises:
+        UserError: a nested call failed or has not ended.
+    """
+    with _recording() as record:
+        first, *others = respond()
+        record.require_all_ended()
+    anchors = [anchor, *record.anchors] if anchor.requires_grad else record.anchors
+    if anchors or _TensorFinder([first.value, *(other.value for other in others)]).requires_grad:
+        first = first._replace(anchor=_new_anchor(*anchors))
+    return [first, *others]
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
@@ -332,8 +261,7 @@ def grad(
     Raises:
         RuntimeError: the outputs do not depend on an input and `allow_unused` is False, or an input
             does not require grad or is not a leaf.
-        UserError: the outputs do not depend on a remote result of the context, or a call of the
-            context failed or has not ended.
+        UserError: a call of the context failed or has not ended.
         WorkerLostError: a worker died.
     """
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
@@ -367,7 +295,8 @@ def _leaves(inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[Tensor, Tensor]:
     """Run one backward pass and return the gradients of this worker's leaves that it reached."""
-    _require_all_received(context_id, roots)
+    record = _thread.record or _Record()
+    record.require_all_ended()
     # The context accumulates gradients over backward passes. Its sums are set to zero for this pass
     # and added back afterwards: in a difference of sums, small gradients would be rounded away.
     with torch.no_grad():
@@ -377,7 +306,7 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
             value.zero_()
         versions = {leaf: value._version for leaf, value in sums.items()}
         try:
-            dist_autograd.backward(context_id, [*roots, *_anchors(context_id)], retain_graph)
+            dist_autograd.backward(context_id, [*roots, *record.anchors], retain_graph)
         except RuntimeError:
             for leaf, value in previous_sums.items():
                 sums[leaf].copy_(value)

@@ -71,8 +71,9 @@ def remote_async_call(
             one RPC, with one shard's graph at a time; the result then supports `loss.backward()`.
             It requires one scalar loss in each result and computes first-order gradients only.
             Gradients are computed for tensors and modules' parameters, also in containers
-            (registered with optree) and dataclasses. Tensors in other objects are constant, and in
-            a context they must not require grad.
+            (registered with optree) and dataclasses. Tensors in other objects are constant.
+            "dist_autograd" differentiates tensors in any object, but takes no parameters that
+            require grad: send `module_clone(model, by="clone")`.
         fanout: the number of other workers that the caller, and each of these workers in turn,
             sends to; see `metadist.distributed.requests`. The caller sends to all workers inside an
             autograd context, and if workers sum their results but get different tensors that
@@ -243,8 +244,7 @@ class _RemoteCall:
             return None
         from metadist.distributed import autograd  # it needs torch.distributed.autograd
 
-        context_id = autograd.current_context()
-        if context_id is None:
+        if not autograd.in_context():
             return None
         if self.by_worker:
             raise UserError(
@@ -252,7 +252,7 @@ class _RemoteCall:
                 "pass would wait for this call forever: make the call outside of "
                 "autograd.context()."
             )
-        return autograd.record_call(context_id, [shard[1:] for shard in self.shards])
+        return autograd.CallRecord([self.func, *(shard[1:] for shard in self.shards)])
 
     def send(self) -> None:
         """Send the requests, without waiting for the responses."""
@@ -293,7 +293,7 @@ class _RemoteCall:
             calls,
             None if self.weights is None else [self.weights[index] for index in indices],
             grad_indices,
-            in_context=self.record is not None,
+            anchor=None if self.record is None else self.record.anchor,
             keep_device=self.transport.carries_devices,
         )
         return request, inputs

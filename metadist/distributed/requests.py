@@ -81,7 +81,7 @@ class SubtreeRequest:
     fanout: int
     timeout: float | None
 
-    in_context: ClassVar[bool] = False
+    anchor: ClassVar[None] = None
 
     @property
     def keep_device(self) -> bool:

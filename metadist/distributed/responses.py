@@ -33,7 +33,8 @@ class WorkerResponse(NamedTuple):
         gradients: the value's gradients, float64 for a sum; None if there are none.
         dtypes: the final dtypes of a sum's leaves; None for the response for one shard.
         anchor: a zero that must be differentiated too, in an autograd context. It depends on the
-            tensors on which no result depends, so that their senders get gradients.
+            anchors of the request and of the responses to nested calls, so that a backward pass
+            reaches their tensors, too, if no result depends on them.
     """
 
     value: Any

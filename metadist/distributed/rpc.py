@@ -15,6 +15,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -241,10 +242,12 @@ class RpcTransport:
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         """See `Transport.send`."""
-        if worker == self._own_name and not (request.in_context or self.carries_devices):
+        if worker == self._own_name and request.anchor is None and not self.carries_devices:
             return self._respond_here(request)
         seconds = _limit(self.timeout if timeout is None else timeout)
-        with _pickling_errors():
+        # Torch records a response only if gradients are enabled here, and otherwise waits for it.
+        recorded = request.anchor is not None
+        with _pickling_errors(), torch.inference_mode(False) if recorded else nullcontext():
             return rpc.rpc_async(worker, _respond, args=(request,), timeout=seconds)
 
     @property
@@ -350,7 +353,7 @@ def _respond(request: Request) -> Future:
     because the context belongs to that thread.
     """
     future: Future = Future()
-    if request.in_context:
+    if request.anchor is not None:
         future.set_result(_synchronized_response(request))
     else:
         request_threads.submit(lambda: future.set_result(_synchronized_response(request)))

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.futures import Future
 
 from metadist.deadlines import wait_until
@@ -46,8 +47,8 @@ class Request(Protocol):
     """A request that a transport sends to a worker."""
 
     @property
-    def in_context(self) -> bool:
-        """Whether the request runs in the caller's autograd context."""
+    def anchor(self) -> Tensor | None:
+        """The request's anchor in the caller's autograd context; None outside a context."""
 
     @property
     def keep_device(self) -> bool:

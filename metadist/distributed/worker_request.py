@@ -63,7 +63,9 @@ class WorkerRequest:
             every result.
         grad_indices: the indices in `tensors_of(calls)` of the inputs with respect to which results
             are differentiated. None leaves gradients to the distributed autograd context, if any.
-        in_context: whether results keep their graph, which a context records across the workers.
+        anchor: None outside a context of distributed autograd. Inside, results keep their graph,
+            and this is a zero on which the anchor of a response depends. It requires grad if a
+            tensor of the call does.
         keep_device: whether results stay on their device instead of being moved to the CPU.
     """
 
@@ -71,7 +73,7 @@ class WorkerRequest:
     calls: list[Call]
     weights: list[float] | None = None
     grad_indices: list[int] | None = None
-    in_context: bool = False
+    anchor: Tensor | None = None
     keep_device: bool = False
 
     def respond(self) -> list[WorkerResponse] | RemoteFailure:
@@ -80,12 +82,11 @@ class WorkerRequest:
         An exception, SystemExit included, becomes a `RemoteFailure`.
         """
         try:
-            if not self.in_context:
+            if self.anchor is None:
                 return self._responses()
             from metadist.distributed import autograd  # it needs torch.distributed.autograd
 
-            with autograd.recording_nested_calls(tensors_of(self.calls)) as attach_unused:
-                return attach_unused(self._responses())
+            return autograd.run_in_context(self.anchor, self._responses)
         except BaseException as error:
             return remote_failure(error)
 
@@ -101,7 +102,7 @@ class WorkerRequest:
     def _convert_leaf(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        leaf = leaf if self.in_context else leaf.detach()
+        leaf = leaf.detach() if self.anchor is None else leaf
         return leaf if self.keep_device or leaf.is_cpu else leaf.cpu()
 
 
