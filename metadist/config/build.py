@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from metadist.algorithms import Learner
+from metadist.config.instantiate import OwnDefaults, locate_target
 from metadist.config.instantiate import instantiate as instantiate_node
-from metadist.config.instantiate import locate_target
-from metadist.config.own_defaults import own_defaults, with_defaults
 from metadist.config.plain import redact_secrets, to_plain
 from metadist.config.schema import Settings, validate
 from metadist.distributed import get_rank, get_world_size
@@ -29,6 +28,7 @@ from metadist.errors import UserError
 from metadist.kernels import tune_malloc
 from metadist.loggers import JsonlLogger, Logger, LoggerCollection
 from metadist.metrics import counted
+from metadist.reports.comparison import FINGERPRINT_GROUPS
 from metadist.tasks import SPLITS, TaskDistribution, TaskShape
 from metadist.tasks.episode import TASK_MEMBERS, require_members
 from metadist.training import (
@@ -105,7 +105,8 @@ def assemble_experiment(
         splits: the splits that are sampled; without "train", the outer step is not compiled.
     """
     cfg, settings = configuration, settings or validate(configuration)
-    instantiate = partial(instantiate_node, locate=locate)
+    recorded: OwnDefaults = {}
+    instantiate = partial(instantiate_node, locate=locate, own_defaults=recorded)
     plain = to_plain(cfg, resolve=True)
     trainer: TrainerConfig = instantiate(cfg.trainer, "trainer")
     device = resolve_device(settings.device)
@@ -118,12 +119,13 @@ def assemble_experiment(
     tasks: TaskDistribution = instantiate(cfg.task, "task", dataset=dataset, sampled_splits=splits)
     require_members(tasks, "task distribution", TASK_MEMBERS, "TaskDistribution")
     torch.manual_seed(settings.seed)
-    learner = build_learner(cfg.model, cfg.algorithm, tasks, locate)
+    learner = build_learner(cfg.model, cfg.algorithm, tasks, instantiate)
     learner.to(device if strategy.parameter_device == "device" else "cpu")
     optimizer, scheduler = _optimizer(cfg, learner, trainer.iterations, instantiate)
     check_before_training(strategy, tasks, learner, trainer, precision)
-    defaults = own_defaults(plain, locate)
-    plain = with_defaults(plain, defaults)
+    callbacks = _instances(cfg, "callbacks", Callback, instantiate)
+    defaults = {p: d for p, d in recorded.items() if p.partition(".")[0] in FINGERPRINT_GROUPS}
+    _add_defaults(plain, defaults)
     compiled = None
     if "train" in splits:
         compiled = compile_options(trainer, tasks, learner.train(), device, repr(plain), strategy)
@@ -153,9 +155,18 @@ def assemble_experiment(
             local_tasks, settings.device, trainer.task_chunk_size, precision=precision
         ),
         logger=_logger(cfg, instantiate),
-        callbacks=_instances(cfg, "callbacks", Callback, instantiate),
+        callbacks=callbacks,
         resume=settings.resume,
     )
+
+
+def _add_defaults(configuration: dict[str, Any], defaults: OwnDefaults) -> None:
+    """Add the defaults of the user's own classes, which could change between two runs."""
+    callbacks = configuration.get("callbacks") or {}
+    nodes = configuration | {f"callbacks.{name}": node for name, node in callbacks.items()}
+    for path, options in defaults.items():
+        for name, default in options.items():
+            nodes[path].setdefault(name, default)
 
 
 def _set_process_options(threads: int, device: torch.device, precision: Precision) -> None:
@@ -174,7 +185,7 @@ def _set_process_options(threads: int, device: torch.device, precision: Precisio
 
 
 def build_learner(
-    model: Any, algorithm: Any, task: TaskShape, locate: Callable[[str, str], Any]
+    model: Any, algorithm: Any, task: TaskShape, instantiate: Callable[..., Any]
 ) -> Learner:
     """Build a model and its algorithm, with newly drawn parameters, on the CPU.
 
@@ -182,14 +193,10 @@ def build_learner(
         model: the node of the model.
         algorithm: the node of the algorithm.
         task: a task distribution, or its saved shape.
-        locate: the function that imports the targets; see `instantiate`.
+        instantiate: `metadist.config.instantiate.instantiate`, with arguments of its own.
     """
-    built = instantiate_node(
-        model, "model", locate=locate, input_shape=task.input_shape, outputs=task.outputs
-    )
-    learner: Learner = instantiate_node(
-        algorithm, "algorithm", locate=locate, model=built, regression=task.regression
-    )
+    built = instantiate(model, "model", input_shape=task.input_shape, outputs=task.outputs)
+    learner: Learner = instantiate(algorithm, "algorithm", model=built, regression=task.regression)
     _check_type(built, nn.Module, "model", model)
     _check_type(learner, Learner, "algorithm", algorithm)
     parameters = list(learner.parameters())

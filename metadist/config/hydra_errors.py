@@ -20,7 +20,6 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from metadist.config.instantiate import locate_target
-from metadist.config.own_defaults import GIVEN
 from metadist.config.schema import LISTS, NOT_IN_DEFAULTS, Settings, nearest_key
 from metadist.errors import UserError, did_you_mean
 from metadist.files import REDIRECT_RUN
@@ -30,6 +29,15 @@ _SWEEPS_EXTRA = ("optuna", "joblib", "submitit")
 
 _CLASSES = ("algorithm", "dataset", "model", "optimizer", "reducer", "scheduler")
 """Groups in which `GROUP._target_` names a class of the user's own."""
+
+_GIVEN = {
+    "algorithm": ("model", "regression"),
+    "model": ("input_shape", "outputs"),
+    "optimizer": ("params", "named_parameters"),
+    "scheduler": ("optimizer",),
+    "task": ("dataset", "sampled_splits"),
+}
+"""The arguments that `metadist.config.build` gives to classes, so that messages omit them."""
 
 _CONF = "path=pkg://metadist.conf"
 """metadist's groups, as in the search path in a message of Hydra."""
@@ -257,7 +265,7 @@ def _unknown_key(key: str, node: DictConfig) -> str:
         accepted = inspect.signature(locate_target(str(node._target_), path)).parameters
         known = True
         kwargs = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        given = GIVEN.get(path, ())
+        given = _GIVEN.get(path, ())
         optional = [n for n, p in accepted.items() if p.default is not p.empty and n not in given]
         names = {n: f"+{path}.{n}" for n in optional} | {n: n for n in names}
     if name in names:

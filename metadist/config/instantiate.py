@@ -10,7 +10,7 @@ import inspect
 import pydoc
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -28,12 +28,20 @@ _PARTIAL = "_partial_"
 _UNSUPPORTED = {"_args_", "_recursive_", "_convert_"}
 """Keys of `hydra.utils.instantiate` that would bypass the check of the arguments."""
 
+_LIBRARIES = ("metadist", "torch", "torchvision", "timm")
+"""Packages whose classes are not the user's own."""
+
+OwnDefaults = dict[str, dict[str, bool | int | float | str]]
+"""For each node of a class of the user's own, by its path: the defaults of the class's options that
+are numbers, texts or booleans, by name."""
+
 
 def instantiate(
     node: DictConfig | Mapping[str, Any],
     path: str,
     *,
     locate: Callable[[str, str], Any] | None = None,
+    own_defaults: OwnDefaults | None = None,
     **given: Any,
 ) -> Any:
     """Call the target of a configuration node with its checked arguments.
@@ -44,6 +52,8 @@ def instantiate(
         path: the node's dotted path in the configuration, for error messages ("trainer").
         locate: imports the target of a node and of the nodes in its values. Default:
             `locate_target`.
+        own_defaults: gets the defaults of the options of the node's class if the class is the
+            user's own, except those that this function would refuse or convert as values.
         given: arguments that do not come from the configuration. Those that the target does not
             accept are left out; keys of the node take precedence.
 
@@ -52,7 +62,7 @@ def instantiate(
             fit, or the target itself rejects its arguments. Other errors in the user's own code
             keep their type.
     """
-    target, arguments = bind_arguments(node, path, given, locate)
+    target, arguments = bind_arguments(node, path, given, locate, own_defaults)
     if node.get(_PARTIAL):
         return functools.partial(target, **arguments)
     try:
@@ -80,6 +90,7 @@ def bind_arguments(
     path: str,
     given: Mapping[str, Any],
     locate: Callable[[str, str], Any] | None = None,
+    own_defaults: OwnDefaults | None = None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The target of a node and its checked arguments, without the call.
 
@@ -117,33 +128,23 @@ def bind_arguments(
     _check_keys(target, accepted, chosen, given, path)
     if not partial:
         _check_missing(target, accepted, arguments, path)
+    if own_defaults is not None and str(values[_TARGET]).partition(".")[0] not in _LIBRARIES:
+        options = {name: accepted[name].default for name in accepted if name not in given}
+        own_defaults[path] = _plain_defaults(target, options, path)
     return target, arguments | _converted(target, chosen, path)
 
 
-def option_defaults(
-    node: Mapping[str, Any],
-    path: str,
-    given: Collection[str],
-    locate: Callable[[str, str], Any],
+def _plain_defaults(
+    target: Any, options: Mapping[str, Any], path: str
 ) -> dict[str, bool | int | float | str]:
-    """The defaults of the target's options that are numbers, texts or booleans, by name.
-
-    A default that `instantiate` would refuse or convert as a value is left out.
-
-    Args:
-        node: see `instantiate`, as plain containers.
-        path: see `instantiate`.
-        given: the names of the arguments that do not come from the configuration.
-        locate: see `instantiate`.
-    """
-    target = locate(str(node[_TARGET]), path)
-    defaults: dict[str, bool | int | float | str] = {}
-    for name, parameter in _signature(target, path).items():
-        option = {name: parameter.default}
-        if name not in given and isinstance(parameter.default, bool | int | float | str):
+    """The defaults that are plain values and that `instantiate` would pass on unchanged."""
+    defaults = {}
+    for name, default in options.items():
+        if isinstance(default, bool | int | float | str):
             with contextlib.suppress(UserError):
+                option = {name: default}
                 if option | _converted(target, option, path) == option:
-                    defaults |= option
+                    defaults[name] = default
     return defaults
 
 

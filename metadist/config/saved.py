@@ -1,5 +1,6 @@
 """Loads runs and checkpoints, without executing anything that they contain."""
 
+import functools
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +97,7 @@ def load_learner(path: str | Path, *, trust_code: bool = False) -> SavedLearner:
                 _without_pretrained(configuration.get("model")),
                 configuration.get("algorithm"),
                 shape,
-                _locate(trust_code),
+                functools.partial(instantiate, locate=_locate(trust_code)),
             )
         load_learner_state(learner, contents)
         iteration = int(contents["iteration"])

@@ -12,10 +12,11 @@ _RUNTIME_KEYS = frozenset((
     "trainer.keep_checkpoints", "trainer.report",
 ))  # fmt: skip
 
-_FINGERPRINT_GROUPS = frozenset((
+FINGERPRINT_GROUPS = frozenset((
     "algorithm", "callbacks", "dataset", "model", "optimizer", "reducer", "scheduler", "seed",
     "task",
 ))  # fmt: skip
+"""The groups of the configuration that determine the results of a run."""
 _FINGERPRINT_PREFIXES = (
     "trainer.meta_batch_size", "trainer.clip_value", "trainer.clip_norm", "trainer.precision",
 )  # fmt: skip
@@ -67,7 +68,7 @@ def config_fingerprint(config: Mapping[str, Any]) -> dict[str, str]:
         key: value
         for key, value in flatten_config(config).items()
         if key != "dataset.root"
-        and (key.partition(".")[0] in _FINGERPRINT_GROUPS or key.startswith(_FINGERPRINT_PREFIXES))
+        and (key.partition(".")[0] in FINGERPRINT_GROUPS or key.startswith(_FINGERPRINT_PREFIXES))
     }
 
 

@@ -159,7 +159,7 @@ class Experiment:
         evaluate_mapper: the workers' computation in evaluation.
         logger: the logger of the metrics; on ranks other than zero, it does nothing.
         callbacks: the callbacks, by their names in the configuration.
-        defaults: the defaults of the options of the user's own classes, by group and name.
+        defaults: the defaults of the options of the user's own classes, by path and name.
         resume: None, "auto", or the path of a checkpoint or of a run's directory.
         state: the training state; `resume.restore` sets it.
     """
