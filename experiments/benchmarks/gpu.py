@@ -117,7 +117,7 @@ def tasks_on_device(device: torch.device) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"split": split}
         with reported(row):
             keys = task_keys(0, split, 1, range(32))
-            episodes = glyphs.episodes_on(device, map(key_generator, keys), split, 5, 1, 5)
+            episodes = glyphs.episodes(device, map(key_generator, keys), split, 5, 1, 5)
             on_cpu = [glyphs.episode(key_generator(key), split, 5, 1, 5) for key in keys]
             expected = stack_episodes(on_cpu)
             pairs = zip(optree.tree_leaves(episodes), optree.tree_leaves(expected), strict=True)

@@ -1,7 +1,7 @@
 """The interfaces of datasets that tasks are sampled from."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -16,13 +16,13 @@ class TaskDataset(Protocol):
     The sampled task depends on the generator alone: equal generators give equal episodes in every
     process.
 
-    Optional members; those that metadist's datasets have are ignored in a subclass that overrides
-    `episode` alone:
+    Optional members; `episodes` is ignored in a subclass that overrides `episode` or `inputs` but
+    not `episodes`, and `describe` in one that overrides `episode` but not `describe`:
 
-    - `episodes(generators, split, ways, shots, queries)`: one episode per generator, stacked along
-      a leading task dimension, each bit for bit that of `episode`; with it `looks_ahead`, True if
-      tasks of later iterations may be sampled in advance.
-    - `episodes_on(device, generators, split, ways, shots, queries)`: the same on a GPU, or None.
+    - `episodes(device, generators, split, ways, shots, queries)`: one episode per generator,
+      stacked along a leading task dimension, each bit for bit that of `episode`, on the CPU or on
+      the device of the computation; or None. With it `looks_ahead`, True if it never gives None
+      and tasks of later iterations may be sampled in advance.
     - `describe(generator, split, ways, shots, queries)`: the `EpisodeDescription` of the task that
       `episode` samples with the generator, or None.
     - `skip_small_classes`: whether classes with too few examples are left out; with it
@@ -71,6 +71,26 @@ class TaskDataset(Protocol):
 
     def protocol(self) -> dict[str, object]:
         """The properties that comparable results have in common: name, split seed, rotations, …"""
+
+
+def optional_method(dataset: object, name: str, *replaced: str) -> Callable[..., Any] | None:
+    """An optional method of a dataset that is used in place of others.
+
+    Args:
+        dataset: the dataset.
+        name: the name of the method.
+        replaced: the names of the methods that it is used in place of.
+
+    Returns:
+        The method; None if there is none, or if a subclass overrides one of the others but inherits
+        this method, which fits the inherited ones.
+    """
+    for base in type(dataset).__mro__:
+        if name in vars(base):
+            break
+        if not vars(base).keys().isdisjoint(replaced):
+            return None
+    return getattr(dataset, name, None)
 
 
 @runtime_checkable

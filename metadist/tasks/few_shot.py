@@ -1,6 +1,5 @@
 """Few-shot tasks from a dataset with a number of ways, shots and queries."""
 
-import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.tasks.dataset import TaskDataset
+from metadist.tasks.dataset import TaskDataset, optional_method
 from metadist.tasks.episode import (
     SPLITS,
     Episode,
@@ -18,8 +17,7 @@ from metadist.tasks.episode import (
     key_split,
     require_members,
 )
-from metadist.tasks.generators import KeyGenerators
-from metadist.tasks.look_ahead import Counts, LookAhead, sample_stacked
+from metadist.tasks.look_ahead import Counts, LookAhead, TaskSource
 
 
 class FewShotTasks:
@@ -115,36 +113,29 @@ class FewShotTasks:
 
         Args:
             keys: int64 of shape (tasks, 4), all of one split.
-            device: the device on which the tasks will be computed. A dataset with `episodes_on`
-                makes the episodes on that device unless it is the CPU; a dataset with `episodes`
-                always makes them on the CPU.
+            device: the device on which the tasks will be computed. The dataset makes the episodes
+                there or on the CPU.
 
         Returns:
             The episodes of `sample`, stacked along a leading task dimension; None if the dataset,
-            or a subclass that overrides `episode`, samples one task at a time.
+            or a subclass that overrides `episode` or `inputs`, samples one task at a time.
         """
-        if type(self).sample is not FewShotTasks.sample:
+        episodes = optional_method(self.dataset, "episodes", "episode", "inputs")
+        if episodes is None or type(self).sample is not FewShotTasks.sample:
             return None
         split = key_split(keys[0])
-        if hasattr(self.dataset, "episodes"):
-            if _overrides_episode_only(type(self.dataset)):
-                return None
-            # A subclass of a dataset may change in training.
-            looks_ahead = split == "train" and vars(type(self.dataset)).get("looks_ahead")
-            sample = self._look_ahead if looks_ahead else sample_stacked
-            return sample(self.dataset, keys, self._counts(split))
-        episodes_on = getattr(self.dataset, "episodes_on", None)
-        if episodes_on is None or device.type == "cpu":
-            return None
-        return episodes_on(device, KeyGenerators(keys), split, *self._counts(split))
+        # A subclass of a dataset may change in training.
+        looks_ahead = split == "train" and vars(type(self.dataset)).get("looks_ahead")
+        source = TaskSource(episodes, device, split, self._counts(split))
+        return self._look_ahead(source, keys) if looks_ahead else source.sample(keys)
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
-        """A task's class names and query images; None if the dataset has no `describe`.
+        """A task's class names and query images; None if the dataset does not describe its tasks.
 
         Args:
             key: see `sample`.
         """
-        describe = getattr(self.dataset, "describe", None)
+        describe = optional_method(self.dataset, "describe", "episode")
         if describe is None or type(self).sample is not FewShotTasks.sample:
             return None
         split = key_split(key)
@@ -181,10 +172,3 @@ class FewShotTasks:
 
 _MEMBERS = ("input_shape", "regression", "outputs", "episode", "check", "protocol")
 """The members of `TaskDataset`."""
-
-
-@functools.cache
-def _overrides_episode_only(dataset: type) -> bool:
-    """Whether a class overrides `episode` but inherits `episodes`."""
-    definitions = (vars(base).keys() & {"episode", "episodes"} for base in dataset.__mro__)
-    return next(filter(None, definitions), set()) == {"episode"}

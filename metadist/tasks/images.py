@@ -262,7 +262,7 @@ class ImageClasses:
             Examples(self.inputs(query, split, generator), _targets(ways, queries)),
         )
 
-    def episodes_on(
+    def episodes(
         self,
         device: torch.device,
         generators: Iterable[np.random.Generator],
@@ -271,9 +271,9 @@ class ImageClasses:
         shots: int,
         queries: int,
     ) -> Episode | None:
-        """Sample one episode per generator on a device, from images that stay on it.
+        """Sample one episode per generator on a GPU, from images that stay on it.
 
-        The first call copies all images to the device; later calls copy indices only.
+        The first call copies all images to the GPU; later calls copy indices only.
 
         Args:
             device: the device on which the episodes are made.
@@ -284,13 +284,11 @@ class ImageClasses:
             queries: see `episode`.
 
         Returns:
-            The episodes of `episode`, stacked along a leading task dimension; None if a subclass
-            overrides `episode` or `inputs`, if images are augmented, or if the images take more
-            than a quarter of the device's free memory.
+            The episodes of `episode`, stacked along a leading task dimension; None on the CPU, if
+            images are augmented, or if the images take more than a quarter of the device's free
+            memory.
         """
-        methods = type(self).episode, type(self).inputs
-        augmented = split == "train" and (self.transforms or not self.augment.is_identity)
-        if methods != (ImageClasses.episode, ImageClasses.inputs) or augmented:
+        if split == "train" and (self.transforms or not self.augment.is_identity):
             return None
         if device not in self._on_device:
             fits = fits_on_device(self.images, device)
@@ -318,7 +316,7 @@ class ImageClasses:
 
     def describe(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
-    ) -> EpisodeDescription | None:
+    ) -> EpisodeDescription:
         """The classes and query images of the task that `episode` samples, without loading images.
 
         Args:
@@ -327,12 +325,7 @@ class ImageClasses:
             ways: see `episode`.
             shots: see `episode`.
             queries: see `episode`.
-
-        Returns:
-            The description; None for a subclass that overrides `episode`.
         """
-        if type(self).episode is not ImageClasses.episode:
-            return None
         drawn = self._draw(generator, split, ways, shots + queries)
         names = []
         for index, rotation in zip(drawn.classes, drawn.rotations, strict=True):

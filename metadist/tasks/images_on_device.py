@@ -11,9 +11,9 @@ _SHARE = 4
 
 
 def fits_on_device(classes: np.ndarray | Sequence[np.ndarray], device: torch.device) -> bool:
-    """Whether images take at most a quarter of a GPU's free memory; True for the CPU."""
+    """Whether images take at most a quarter of a GPU's free memory; False for the CPU."""
     if device.type != "cuda":
-        return True
+        return False
     free, _ = torch.cuda.mem_get_info(device)
     return sum(images.nbytes for images in classes) <= free // _SHARE
 

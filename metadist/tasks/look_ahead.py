@@ -1,11 +1,12 @@
 """Sampling of small training tasks in advance."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from metadist.tasks.episode import Episode, Examples, key_split
+from metadist.tasks.episode import Episode, Examples
 from metadist.tasks.generators import KeyGenerators
 
 _MAX_TASKS = 256
@@ -18,9 +19,24 @@ Counts = tuple[int, int, int]
 """Ways, shots and queries of a task."""
 
 
-class _Tasks(NamedTuple):
-    dataset: Any
+class TaskSource(NamedTuple):
+    """A dataset's method `episodes` with its arguments apart from the generators.
+
+    Sources of the same dataset, device, split and counts are equal.
+    """
+
+    episodes: Callable[..., Any]
+    device: torch.device
+    split: str
     counts: Counts
+
+    def sample(self, keys: Tensor) -> Any:
+        """The stacked tasks of keys of the split, int64 of shape (tasks, 4); or None."""
+        return self.episodes(self.device, KeyGenerators(keys), self.split, *self.counts)
+
+
+class _Tasks(NamedTuple):
+    source: TaskSource
     keys: Tensor
     episodes: Episode | None = None
 
@@ -29,7 +45,7 @@ class LookAhead:
     """Samples the tasks of several iterations at once, which takes little longer than those of one.
 
     It does so when it is asked for the tasks of consecutive iterations, as in training. A task
-    depends on dataset, counts and key alone, so that the tasks are the same in any case.
+    depends on its source and key alone, so that the tasks are the same in any case.
     """
 
     def __init__(self) -> None:
@@ -40,59 +56,46 @@ class LookAhead:
     def __reduce__(self) -> tuple:
         return LookAhead, ()
 
-    def __call__(self, dataset: Any, keys: Tensor, counts: Counts) -> Episode:
+    def __call__(self, source: TaskSource, keys: Tensor) -> Episode:
         """The stacked tasks of some keys.
 
         Args:
-            dataset: a dataset with `episodes`, which does not change.
+            source: a source which never gives None, of a dataset that does not change.
             keys: int64 of shape (tasks, 4).
-            counts: ways, shots and queries.
         """
         ahead, iterations = self._ahead, self._iterations  # other threads may replace them
         expected = ahead[-1] if ahead else None
         if (
             iterations < 2
             or expected is None
-            or expected.dataset is not dataset
-            or expected.counts != counts
+            or expected.source != source
             or not torch.equal(expected.keys, keys)
         ):
-            episodes = sample_stacked(dataset, keys, counts)
+            episodes: Episode = source.sample(keys)
             elements = sum(tensor.numel() for part in episodes for tensor in part)
             self._iterations = min(_MAX_TASKS // len(keys), _MAX_ELEMENTS // max(1, elements))
-            self._ahead = [_Tasks(dataset, counts, keys + _NEXT_ITERATION)]
+            self._ahead = [_Tasks(source, keys + _NEXT_ITERATION)]
             return episodes
         if expected.episodes is None:
-            ahead = _sample_iterations(dataset, keys, counts, iterations)
+            ahead = _sample_iterations(source, keys, iterations)
         self._ahead, found = ahead[:-1], ahead[-1].episodes
         assert found is not None
         return found
 
 
-def sample_stacked(dataset: Any, keys: Tensor, counts: Counts) -> Episode:
-    """The stacked tasks of some keys of one split.
-
-    Args:
-        dataset: a dataset with `episodes`.
-        keys: int64 of shape (tasks, 4).
-        counts: ways, shots and queries.
-    """
-    return dataset.episodes(KeyGenerators(keys), key_split(keys[0]), *counts)
-
-
-def _sample_iterations(dataset: Any, keys: Tensor, counts: Counts, iterations: int) -> list[_Tasks]:
+def _sample_iterations(source: TaskSource, keys: Tensor, iterations: int) -> list[_Tasks]:
     """The tasks of some iterations, the first one last; before them, the keys of the next one."""
     steps = torch.arange(iterations + 1).view(-1, 1, 1) * _NEXT_ITERATION
     *all_keys, keys_after = (keys + steps).unbind()
     # Copies, because the rounding of products depends on the alignment of memory.
     support, query = (
         [[part.clone() for part in tensor.split(len(keys))] for tensor in examples]
-        for examples in sample_stacked(dataset, torch.cat(all_keys), counts)
+        for examples in source.sample(torch.cat(all_keys))
     )
     ahead = [
-        _Tasks(dataset, counts, own, Episode(Examples(*own_support), Examples(*own_query)))
+        _Tasks(source, own, Episode(Examples(*own_support), Examples(*own_query)))
         for own, own_support, own_query in zip(
             all_keys, zip(*support, strict=True), zip(*query, strict=True), strict=True
         )
     ]
-    return [_Tasks(dataset, counts, keys_after), *reversed(ahead)]
+    return [_Tasks(source, keys_after), *reversed(ahead)]

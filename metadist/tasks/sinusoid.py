@@ -64,11 +64,18 @@ class Sinusoid:
         return select_episodes(_episodes(uniform, shots), 0)
 
     def episodes(
-        self, generators: KeyGenerators, split: str, ways: int, shots: int, queries: int
+        self,
+        device: torch.device,
+        generators: KeyGenerators,
+        split: str,
+        ways: int,
+        shots: int,
+        queries: int,
     ) -> Episode:
         """Sample one episode per generator, equal to the one that `episode` samples with it.
 
         Args:
+            device: ignored: episodes are made on the CPU.
             generators: the generators of the tasks.
             split: ignored.
             ways: ignored.

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.tasks.dataset import ImageDataset
+from metadist.tasks.dataset import ImageDataset, optional_method
 from metadist.tasks.episode import (
     SPLITS,
     Episode,
@@ -128,7 +128,7 @@ class SupervisedTasks:
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """The classes and query images of a test task; None for a dataset without `describe`."""
-        describe, split = getattr(self.dataset, "describe", None), key_split(key)
+        describe, split = optional_method(self.dataset, "describe", "episode"), key_split(key)
         if describe is None or split != "test":
             return None
         return describe(key_generator(key), split, self.ways, self.shots, self.queries)
