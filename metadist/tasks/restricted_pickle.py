@@ -358,7 +358,7 @@ class _Unpickler(_Base):
             if not isinstance(key, str | bytes) and not (
                 type(key) is int and abs(key) < _MAX_INT_KEY
             ):
-                raise RefusedError(f"has a {type(key).__name__} as a key")
+                raise RefusedError(f"has a key of type {type(key).__name__}")
         target.update(zip(items[::2], items[1::2], strict=True))
 
     def _set_item(self) -> None:

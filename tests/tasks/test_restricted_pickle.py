@@ -99,9 +99,9 @@ def an_object():
         (np.array([{}], dtype=object), "array of type O8"),
         (np.zeros(1, dtype=[("a", "i4")]), "array of type V4"),
         (np.array(["one", "three"]), "array of type U5"),
-        ({(1, 2): 3}, "a tuple as a key"),
-        ({1.5: 3}, "a float as a key"),
-        ({2**61 - 1: 3}, "a int as a key"),  # hashes of such keys collide
+        ({(1, 2): 3}, "a key of type tuple"),
+        ({1.5: 3}, "a key of type float"),
+        ({2**61 - 1: 3}, "a key of type int"),  # hashes of such keys collide
         ({1, 2}, "instruction"),
         (pickle.PickleBuffer(b"abc"), None),
         (collections.Counter("abc"), "names collections.Counter"),
