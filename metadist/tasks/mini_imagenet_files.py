@@ -86,7 +86,8 @@ def fingerprint(layout: Layout) -> str:
     files = list(layout.files.values())
     if layout.kind != "pickles":
         files += [file for image_class in _image_classes(layout) for file in image_class.files]
-    return data_files.fingerprint((("/".join(file.parts[-2:]), file) for file in files), _FORMAT)
+    named = [(file.relative_to(layout.root).as_posix(), file) for file in files]
+    return data_files.fingerprint(named, _FORMAT)
 
 
 def decode(layout: Layout) -> ArraySpec:

@@ -149,6 +149,15 @@ def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
     assert made == ["folders"] * 3
 
 
+def test_a_class_that_moves_to_another_split_is_noticed(tmp_path):
+    root = write_folders(tmp_path / "data")
+    MiniImageNet(str(root))
+    # The order of the files stays the same.
+    (root / "train" / "n00000012").rename(root / "val" / "n00000012")
+    with pytest.raises(UserError, match=r"number of classes .*train.* is 2, "):
+        MiniImageNet(str(root))
+
+
 def test_normalised_always_and_augmented_in_training_alone(tmp_path):
     root = str(write_caches(tmp_path / "data"))
     plain = FewShotTasks(MiniImageNet(root), 2, 1, 2)
