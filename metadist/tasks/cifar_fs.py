@@ -121,7 +121,7 @@ def load_images(root: Path, download: bool) -> CachedArray:
         source = root / _ARCHIVE
         data_files.download(source, _published_archive, "CIFAR-100", advice)
     files = [source] if source.is_file() else [source / part for part in _PARTS]
-    digest = data_files.fingerprint(((file.name, file) for file in files), _FORMAT)
+    digest = data_files.fingerprint([(file.name, file) for file in files], _FORMAT)
     return array_cache.load_or_create(
         root, f"cifar_fs_{digest}.npy", lambda: read(source, _CLASS_NAMES)
     )

@@ -4,8 +4,9 @@ import contextlib
 import functools
 import hashlib
 import io
+import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -14,12 +15,13 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from metadist.errors import UserError, one_line
-from metadist.files import partial_path
+from metadist.files import open_regular, partial_path
 from metadist.tasks.array_cache import file_lock
 
 _PHOTOMETRIC = 262  # TIFF's tag PhotometricInterpretation
 _TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
+_SAMPLED_FILES, _SAMPLED_BYTES = 32, 1 << 16
 
 
 @contextlib.contextmanager
@@ -42,15 +44,18 @@ def root_errors(root: Path, dataset: str) -> Iterator[None]:
         ) from error
 
 
-def fingerprint(files: Iterable[tuple[str, Path]], *options: object) -> str:
+def fingerprint(files: Sequence[tuple[str, Path]], *options: object) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times, and `options`.
+
+    Two datasets may have files of equal names, sizes and times: the digits also depend on the first
+    bytes of some of the files.
 
     Args:
         files: pairs of a file's name, which must not depend on its directory, and its path.
         options: other values that the decoded images depend on, such as their size.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file does not exist.
     """
     digest = hashlib.blake2b(repr(options).encode(), digest_size=8)
     for name, file in files:
@@ -59,6 +64,10 @@ def fingerprint(files: Iterable[tuple[str, Path]], *options: object) -> str:
         except OSError as error:
             raise UserError(unreadable(file, error)) from error
         digest.update(repr((name, status.st_size, status.st_mtime_ns)).encode())
+    for _, file in files[:: max(1, math.ceil(len(files) / _SAMPLED_FILES))]:
+        # A file that cannot be read is reported when it is decoded.
+        with contextlib.suppress(OSError), open_regular(file) as opened:
+            digest.update(opened.read(_SAMPLED_BYTES))
     return digest.hexdigest()
 
 

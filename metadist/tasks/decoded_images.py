@@ -1,9 +1,6 @@
 """Datasets of image files: decoded once, into an array that every process maps."""
 
-import contextlib
 import itertools
-import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from metadist.files import open_regular
 from metadist.tasks import array_cache, data_files, image_files
 from metadist.tasks.array_cache import ArraySpec, CachedArray
 from metadist.tasks.image_files import ImageClass
 from metadist.tasks.images import ImageClasses, split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
-
-_SAMPLED_FILES, _SAMPLED_BYTES = 32, 2**16
 
 _FORMAT = 2
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
@@ -134,27 +128,13 @@ def load_classes(
         f"{name} {file.relative_to(root).as_posix()}"
         for name, file in zip(names, files, strict=True)
     )
-    options = (_FORMAT, size, mode, _checksum(files))
-    digest = data_files.fingerprint(zip(rows, files, strict=True), *options)
+    digest = data_files.fingerprint([*zip(rows, files, strict=True)], _FORMAT, size, mode)
     shape = (3, size, size) if mode == "RGB" else (size, size)
 
     def decode() -> ArraySpec:
         return ArraySpec(shape, names, image_files.decode_files(files, mode, size))
 
     return group_by_class(array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode))
-
-
-def _checksum(files: Sequence[Path]) -> int:
-    """Checksum of the first bytes of some files.
-
-    Two datasets may have files of equal names, sizes and times.
-    """
-    checksum = 0
-    for file in files[:: max(1, math.ceil(len(files) / _SAMPLED_FILES))]:
-        # A file that cannot be read is reported when it is decoded.
-        with contextlib.suppress(OSError), open_regular(file) as opened:
-            checksum = zlib.crc32(opened.read(_SAMPLED_BYTES), checksum)
-    return checksum
 
 
 def group_by_class(cached: CachedArray) -> tuple[list[np.ndarray], list[str]]:

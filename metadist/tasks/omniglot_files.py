@@ -81,11 +81,11 @@ def _published(name: str) -> tuple[str, str]:
 
 def fingerprint(sources: dict[str, Path], size: int) -> str:
     """16 hexadecimal digits that change with the files' names, sizes and times, and with `size`."""
-    files = (
+    files = [
         (file.relative_to(source.parent).as_posix(), file)
         for _, source in sorted(sources.items())
         for file in ([source] if source.is_file() else _images_below(source))
-    )
+    ]
     return data_files.fingerprint(files, _FORMAT, size)
 
 

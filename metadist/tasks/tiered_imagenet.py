@@ -83,7 +83,7 @@ def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
             }
             files = [file for pair in pickles.values() for file in pair]
             if all(file.is_file() for file in files):
-                digest = data_files.fingerprint(((file.name, file) for file in files), _FORMAT)
+                digest = data_files.fingerprint([(file.name, file) for file in files], _FORMAT)
                 decode = functools.partial(_decode, pickles)
                 return group_by_class(
                     array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode)

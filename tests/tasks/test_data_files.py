@@ -21,7 +21,7 @@ from metadist.tasks.data_files import (
 )
 
 
-def test_a_fingerprint_changes_with_names_sizes_times_and_options(tmp_path):
+def test_a_fingerprint_changes_with_names_sizes_times_contents_and_options(tmp_path):
     file = tmp_path / "a.png"
     file.write_bytes(b"12")
     os.utime(file, ns=(10**18, 10**18))
@@ -33,7 +33,10 @@ def test_a_fingerprint_changes_with_names_sizes_times_and_options(tmp_path):
     file.write_bytes(b"123")
     os.utime(file, ns=(10**18, 10**18))
     found.add(fingerprint([("a.png", file)], 28))
-    assert len(found) == 5
+    file.write_bytes(b"124")  # as in another dataset
+    os.utime(file, ns=(10**18, 10**18))
+    found.add(fingerprint([("a.png", file)], 28))
+    assert len(found) == 6
     with pytest.raises(UserError, match=r"b\.png"):
         fingerprint([("b.png", tmp_path / "b.png")])
 
