@@ -8,8 +8,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from metadist.tasks import SPLITS
+from metadist.tasks.decoded_images import Counts
 
 SMALL = {"images_background": 4, "images_evaluation": 3}
+SMALL_COUNTS = {name: Counts(classes, examples=20) for name, classes in SMALL.items()}
 REAL = Path(__file__).parents[2] / "shared" / "data" / "omniglot"
 
 ALPHABETS = {

@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image
 
 from metadist.tasks import FewShotTasks, MiniImageNet, task_keys
-from metadist.tasks.mini_imagenet import PUBLISHED
-from metadist.tasks.mini_imagenet_files import EXAMPLES, SIDE
+from metadist.tasks.mini_imagenet import EXAMPLES, PUBLISHED
+from metadist.tasks.mini_imagenet_files import SIDE
 
 _FOLDERS = {"train": "train", "validation": "val", "test": "test"}
 _CHECKPOINTS = (10, 100, 500)

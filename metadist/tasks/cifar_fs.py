@@ -1,26 +1,24 @@
 """CIFAR-FS: the 100 classes of CIFAR-100 for few-shot tasks, 600 images each, 32 by 32 pixels."""
 
+import functools
 import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from metadist.errors import UserError, one_line
-from metadist.tasks import array_cache, data_files, restricted_pickle
-from metadist.tasks.array_cache import ArraySpec, CachedArray
-from metadist.tasks.data_files import error_with_type, root_errors
-from metadist.tasks.decoded_images import DecodedImages
+from metadist.tasks import data_files, restricted_pickle
+from metadist.tasks.array_cache import ArraySpec
+from metadist.tasks.data_files import error_with_type
+from metadist.tasks.decoded_images import Counts, DecodedImages, Source
 from metadist.tasks.episode import SPLITS
 from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_images, to_integers, to_text
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
-
-EXAMPLES = 600
-"""Images per class, from CIFAR-100's own training and test set together."""
 
 SIDE = 32
 """Height and width in pixels."""
@@ -30,8 +28,6 @@ _ARCHIVE = f"{_FOLDER}.tar.gz"
 
 _PARTS = ("train", "test", "meta")
 MAX_DECOMPRESSED_BYTES = 1 << 30
-_FORMAT = 1
-"""Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 _CLASSES = {
     "train": (
@@ -80,7 +76,9 @@ class CifarFS(DecodedImages):
     """
 
     dataset_name = "cifar_fs"
+    title = "CIFAR-100"
     class_split = "bertinetto"
+    expected: ClassVar = {"": Counts(100, examples=600)}
     classes: Mapping[str, Sequence[str]] = CLASSES
 
     def __init__(
@@ -96,47 +94,33 @@ class CifarFS(DecodedImages):
         self.download = download
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
-    def _load(self, root: Path) -> tuple[np.ndarray, list[str]]:
-        return load_images(root, self.download)
+    def _find(self, root: Path) -> Source:
+        folder, archive = root / _FOLDER, root / _ARCHIVE
+        files = [folder / part for part in _PARTS]
+        if not all(file.is_file() for file in files):
+            files = [archive]
+            if not archive.is_file():
+                self._download(archive)
+        origin = archive if files == [archive] else folder
+        decode = functools.partial(read, origin, _CLASS_NAMES)
+        return Source("cifar_fs", [(file.name, file) for file in files], (), decode, {"": origin})
+
+    def _download(self, archive: Path) -> None:
+        advice = (
+            f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into "
+            f"{archive.parent}, or set dataset.root to the directory that has it"
+        )
+        if not self.download:
+            raise UserError(
+                f"{archive.parent} has neither {_ARCHIVE} nor the folder of its contents; "
+                f"{advice}, or set dataset.download=true."
+            )
+        data_files.download(archive, _published_archive, "CIFAR-100", advice)
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         return {
             split: np.array([names.index(name) for name in self.classes[split]]) for split in SPLITS
         }
-
-
-def load_images(root: Path, download: bool) -> CachedArray:
-    """The images: cached, or from CIFAR-100's files or a download; see `CifarFS`."""
-    source = _find(root)
-    if source is None:
-        advice = (
-            f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}, or set "
-            "dataset.root to the directory that has it"
-        )
-        if not download:
-            raise UserError(
-                f"{root} has neither {_ARCHIVE} nor the folder of its contents; {advice}, or set "
-                "dataset.download=true."
-            )
-        source = root / _ARCHIVE
-        data_files.download(source, _published_archive, "CIFAR-100", advice)
-    files = [source] if source.is_file() else [source / part for part in _PARTS]
-    digest = data_files.fingerprint([(file.name, file) for file in files], _FORMAT)
-    return array_cache.load_or_create(
-        root, f"cifar_fs_{digest}.npy", lambda: read(source, _CLASS_NAMES)
-    )
-
-
-def _find(root: Path) -> Path | None:
-    """The folder or else the archive of CIFAR-100 in `root`, if present.
-
-    Raises:
-        UserError: `root` is not a directory or cannot be read.
-    """
-    with root_errors(root, "CIFAR-100"):
-        if all((root / _FOLDER / part).is_file() for part in _PARTS):
-            return root / _FOLDER
-        return root / _ARCHIVE if (root / _ARCHIVE).is_file() else None
 
 
 def _published_archive() -> tuple[str, str]:
@@ -154,7 +138,7 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
         names: the names of the classes in CIFAR-100, such as `maple_tree`.
 
     Returns:
-        uint8 of shape (len(names), 600, 3, 32, 32), one row per class, training images first.
+        uint8 of shape (images, 3, 32, 32), sorted by class, training images first.
 
     Raises:
         UserError: the files are damaged or incomplete, or have anything but plain data.
@@ -164,7 +148,12 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
         all_names = contents["meta"]["fine_label_names"]
         label_of = {to_text(name): label for label, name in enumerate(all_names)}
         parts = [_images_and_labels(contents[part]) for part in ("train", "test")]
-        indices = [[np.flatnonzero(labels == label_of[n]) for _, labels in parts] for n in names]
+        rows = [
+            (name, images[index])
+            for name in names
+            for images, labels in parts
+            for index in np.flatnonzero(labels == label_of[name])
+        ]
     except UserError:
         raise
     except CONTENT_ERRORS as error:
@@ -172,19 +161,9 @@ def read(source: Path, names: Sequence[str]) -> ArraySpec:
             f"{source} is no copy of CIFAR-100 ({error_with_type(error)}); replace it with a "
             "complete copy."
         ) from error
-    for name, part_indices in zip(names, indices, strict=True):
-        if (count := sum(map(len, part_indices))) != EXAMPLES:
-            raise UserError(
-                f"the class {name} of {source} has {count} images where CIFAR-100 has {EXAMPLES}; "
-                "replace it with a complete copy."
-            )
-
-    def rows() -> Iterator[np.ndarray]:
-        for part_indices in indices:
-            pixels = [images[i] for (images, _), i in zip(parts, part_indices, strict=True)]
-            yield np.concatenate(pixels).reshape(EXAMPLES, 3, SIDE, SIDE)
-
-    return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(names), rows())
+    row_names = [f"{name}/{number}" for number, (name, _) in enumerate(rows)]
+    pixels = (image.reshape(3, SIDE, SIDE) for _, image in rows)
+    return ArraySpec((3, SIDE, SIDE), row_names, pixels)
 
 
 def _images_and_labels(contents: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:

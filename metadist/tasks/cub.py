@@ -2,23 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Interval
 
 from metadist.errors import UserError
 from metadist.tasks import image_files
-from metadist.tasks.decoded_images import DecodedImages, load_classes
-from metadist.tasks.image_files import ImageClass
+from metadist.tasks.decoded_images import Counts, DecodedImages, Source, image_source
 from metadist.tasks.images import split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
-
-CLASSES = 200
-"""Species, in folders such as `001.Black_footed_Albatross`."""
-
-IMAGES = 11_788
-"""All images of the species."""
 
 FOLDERS = ("", "images", "CUB_200_2011/images", "cubirds200/CUB_200_2011/images")
 """The folders below `root` that may contain the species' folders; the last is learn2learn's."""
@@ -50,7 +43,9 @@ class CUB(DecodedImages):
     """
 
     dataset_name = "cub"
+    title = "CUB-200-2011"
     class_split = "chen"
+    expected: ClassVar = {"": Counts(200, images=11_788)}
 
     def __init__(
         self,
@@ -65,27 +60,16 @@ class CUB(DecodedImages):
         self.size = size
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
-    def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
-        classes: list[ImageClass] = []
-        with image_files.root_errors(root, "CUB-200-2011"):
-            for folder in FOLDERS:
-                if (root / folder / "001.Black_footed_Albatross").is_dir():
-                    folders = image_files.class_folders(root / folder)
-                    classes = [species for species in folders if species.files]
-                    break
-        if len(classes) != CLASSES:
-            raise UserError(
-                f"{root} has {len(classes)} species of CUB-200-2011 with images, expected "
-                f"{CLASSES}, in CUB_200_2011/images/001.Black_footed_Albatross and so on: run "
-                "metadist fetch cub, or set dataset.root to the directory that has them."
-            )
-        images = sum(len(species.files) for species in classes)
-        if images < IMAGES:
-            raise UserError(
-                f"{root} has {images} images of CUB-200-2011, expected {IMAGES}: replace it with a "
-                "complete copy, or use dataset=folder."
-            )
-        return load_classes(root, f"cub_{self.size}px", classes, self.size, "RGB")
+    def _find(self, root: Path) -> Source:
+        for folder in FOLDERS:
+            if (root / folder / "001.Black_footed_Albatross").is_dir():
+                classes = image_files.class_folders(root / folder)
+                return image_source(f"cub_{self.size}px", root, classes, self.size)
+        raise UserError(
+            f"{root} has no species of CUB-200-2011, in CUB_200_2011/images/"
+            "001.Black_footed_Albatross and so on: run metadist fetch cub, or set dataset.root to "
+            "the directory that has them."
+        )
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         by_remainder = ("train", "validation", "train", "test")

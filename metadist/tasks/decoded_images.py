@@ -1,21 +1,62 @@
 """Datasets of image files: decoded once, into an array that every process maps."""
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from metadist.errors import UserError
 from metadist.tasks import array_cache, data_files, image_files
-from metadist.tasks.array_cache import ArraySpec, CachedArray
+from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.image_files import ImageClass
 from metadist.tasks.images import ImageClasses, split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
-_FORMAT = 2
+_FORMAT = 3
 """Part of the fingerprint; raise it when the same files are decoded to another array."""
+
+
+class Source(NamedTuple):
+    """The files of a dataset, and how they are decoded.
+
+    Attributes:
+        stem: the stem of the cached file's name.
+        files: pairs of a file's name and its path; see `metadist.tasks.data_files.fingerprint`.
+        options: the other values that the decoded images depend on, such as their size.
+        decode: a function that returns the images, one row each, named `CLASS/FILE` and sorted by
+            class, where CLASS may have slashes. The names are known before an image is decoded.
+        origins: the file or folder of each key of `DecodedImages.expected`, for messages; by
+            default the dataset's directory.
+    """
+
+    stem: str
+    files: Sequence[tuple[str, Path]]
+    options: tuple[object, ...]
+    decode: Callable[[], ArraySpec]
+    origins: Mapping[str, Path] = {}
+
+    @property
+    def cache_name(self) -> str:
+        """The name of the cached file."""
+        digest = data_files.fingerprint(self.files, _FORMAT, *self.options)
+        return f"{self.stem}_{digest}.npy"
+
+
+class Counts(NamedTuple):
+    """The classes and images of a complete copy of a dataset.
+
+    Attributes:
+        classes: the number of classes.
+        examples: the number of images of each class; None if it differs.
+        images: the least number of images of all classes together.
+    """
+
+    classes: int
+    examples: int | None = None
+    images: int = 0
 
 
 class DecodedImages(ImageClasses, ABC):
@@ -27,13 +68,21 @@ class DecodedImages(ImageClasses, ABC):
 
     Attributes:
         dataset_name: the dataset's name in `protocol`.
+        title: the dataset's name in messages.
         class_split: the split's name in `protocol`.
+        expected: the size of a complete copy, by the part of the classes' names before the first
+            slash; the key "" stands for all classes. By default any size is complete.
+        layout: the form of the files' names, for messages.
         classes: for each split the names of its classes.
     """
 
     dataset_name: ClassVar[str]
+    title: ClassVar[str]
     class_split: ClassVar[str]
+    expected: ClassVar[Mapping[str, Counts]] = {}
+    layout: ClassVar[str] = ""
     classes: Mapping[str, Sequence[str]]
+    class_names: list[str]
 
     def __init__(
         self,
@@ -70,7 +119,7 @@ class DecodedImages(ImageClasses, ABC):
             normalize=normalize,
             augment=augment,
             transforms=transforms,
-            class_names=[name.lstrip("/") for name in names],
+            class_names=names,
         )
         self.classes = {
             split: [names[index].rpartition("/")[2] for index in members]
@@ -78,15 +127,72 @@ class DecodedImages(ImageClasses, ABC):
         }
 
     @abstractmethod
-    def _load(self, root: Path) -> tuple[np.ndarray | Sequence[np.ndarray], list[str]]:
-        """The images by class, as `ImageClasses` takes them, and the classes' names.
+    def _find(self, root: Path) -> Source:
+        """The dataset's files in `root`.
 
-        A name is `CLASS` or `SPLIT/CLASS`, where SPLIT may be empty.
+        Raises:
+            UserError: there are none.
+            OSError: a folder cannot be read.
         """
 
+    def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
+        """The images of each class, as views of the mapped file, and the classes' names.
+
+        A name is `CLASS` or, if the files say the split, `SPLIT/CLASS`.
+        """
+        with data_files.root_errors(root, self.title):
+            source = self._find(root)
+
+        def create() -> ArraySpec:
+            spec = source.decode()
+            sizes = _class_sizes(spec.names)
+            # Errors in the classes are raised before images are decoded.
+            self._check_complete(sizes, source, root)
+            self._split(list(sizes), root)
+            return spec
+
+        cached = array_cache.load_or_create(root, source.cache_name, create)
+        sizes = _class_sizes(cached.names)
+        return np.split(np.asarray(cached.array), np.cumsum([*sizes.values()])[:-1]), list(sizes)
+
+    def _check_complete(self, sizes: Mapping[str, int], source: Source, root: Path) -> None:
+        """Raise `UserError` if classes or images are missing, given the size of each class."""
+        for part, expected in self.expected.items():
+            members = {n: size for n, size in sizes.items() if not part or n.startswith(f"{part}/")}
+            origin, of_part = source.origins.get(part, root), f" for {part}" if part else ""
+            if len(members) != expected.classes:
+                raise UserError(
+                    f"the number of classes{of_part} in {origin} is {len(members)}, in {self.title}"
+                    f" {expected.classes}{self.layout}; replace it with a complete copy."
+                )
+            for name, size in members.items():
+                if size != (expected.examples or size):
+                    raise UserError(
+                        f"the class {name} in {origin} has {size} images where {self.title} has "
+                        f"{expected.examples}; replace it with a complete copy."
+                    )
+            if (images := sum(members.values())) < expected.images:
+                raise UserError(
+                    f"the number of images{of_part} in {origin} is {images}, in {self.title} "
+                    f"{expected.images}; replace it with a complete copy, or use dataset=folder."
+                )
+
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
-        """The indices of each split's classes in `names`; by default from `SPLIT` in the names."""
-        return given_splits(names)
+        """The indices of each split's classes in `names`; by default from names `SPLIT/CLASS`.
+
+        Raises:
+            UserError: two splits share a class.
+        """
+        split_of: dict[str, str] = {}
+        for split, _, name in (name.partition("/") for name in names):
+            if (first_split := split_of.setdefault(name, split)) != split:
+                raise UserError(
+                    f"the class {name} of {root} is in {first_split} and in {split}, where a class "
+                    "of few-shot learning belongs to one split; use the files of the published "
+                    "split, or for your own data with dataset=folder put each class into one "
+                    "split, or give a directory of class folders without splits."
+                )
+        return split_indices([name.partition("/")[0] for name in names])
 
     def _split_protocol(self) -> dict[str, object]:
         """The part of the protocol that identifies the split."""
@@ -102,53 +208,34 @@ class DecodedImages(ImageClasses, ABC):
         }
 
 
-def load_classes(
-    root: Path, stem: str, classes: Sequence[ImageClass], size: int, mode: str
-) -> tuple[list[np.ndarray], list[str]]:
-    """The decoded images of each class, from the cache if possible; see `group_by_class`.
+def image_source(
+    stem: str, root: Path, classes: Sequence[ImageClass], size: int, mode: str = "RGB"
+) -> Source:
+    """The source of images in files of their own.
 
     Args:
-        root: the directory that has the files.
         stem: the stem of the cached file's name.
-        classes: the classes, each with at least one file.
+        root: the directory that has the files.
+        classes: the classes; those without files are left out.
         size: height and width, in pixels.
         mode: "RGB"; or "L" for greyscale images, which have no channel dimension.
-
-    Raises:
-        UserError: a file cannot be read or decoded.
     """
-    files = [file for image_class in classes for file in image_class.files]
-    names = [
-        f"{image_class.split}/{image_class.name}/{file.name}"
-        for image_class in classes
-        for file in image_class.files
-    ]
+    files = [(each, file) for each in classes for file in each.files]
+    names = [f"{each.full_name}/{file.name}" for each, file in files]
     # Two lists may name the same files in the same order for different classes.
-    rows = (
-        f"{name} {file.relative_to(root).as_posix()}"
-        for name, file in zip(names, files, strict=True)
-    )
-    digest = data_files.fingerprint([*zip(rows, files, strict=True)], _FORMAT, size, mode)
+    named = [
+        (f"{each.full_name} {file.relative_to(root).as_posix()}", file) for each, file in files
+    ]
     shape = (3, size, size) if mode == "RGB" else (size, size)
 
     def decode() -> ArraySpec:
-        return ArraySpec(shape, names, image_files.decode_files(files, mode, size))
+        return ArraySpec(
+            shape, names, image_files.decode_files([file for _, file in files], mode, size)
+        )
 
-    return group_by_class(array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode))
-
-
-def group_by_class(cached: CachedArray) -> tuple[list[np.ndarray], list[str]]:
-    """The images of each class, as views, and the classes' names `SPLIT/CLASS`.
-
-    Args:
-        cached: an array with one row per image, named `SPLIT/CLASS/FILE` and sorted by class.
-    """
-    class_names = ["/".join(name.split("/", 2)[:2]) for name in cached.names]
-    sizes = {name: len(list(images)) for name, images in itertools.groupby(class_names)}
-    bounds = np.cumsum(list(sizes.values()))[:-1]
-    return np.split(np.asarray(cached.array), bounds), list(sizes)
+    return Source(stem, named, (size, mode), decode)
 
 
-def given_splits(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The indices of each split's names, of the form `SPLIT/CLASS`."""
-    return split_indices([name.partition("/")[0] for name in names])
+def _class_sizes(names: Sequence[str]) -> Counter[str]:
+    """The number of rows of each class, in order, given the rows' names `CLASS/FILE`."""
+    return Counter(name.rpartition("/")[0] for name in names)

@@ -4,7 +4,7 @@ import csv
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -13,7 +13,7 @@ import numpy as np
 
 from metadist.errors import UserError
 from metadist.files import open_regular
-from metadist.tasks.data_files import decode_image, root_errors, unreadable
+from metadist.tasks.data_files import decode_image, unreadable
 
 SPLIT_NAMES = {
     "train": ("train",),
@@ -36,10 +36,6 @@ MAX_IMAGE_PIXELS = 1 << 26
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[^/\\\0]+")
 _CHUNK = 256
 """The number of images that are decoded before the next ones are read."""
-_SHOWN = 10
-"""The number of images that an error names."""
-_SEARCHED = 1000
-"""The number of files decoded after one that cannot be, to name all of a damaged copy together."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -58,8 +54,13 @@ class ImageClass(NamedTuple):
     name: str
     files: list[Path]
 
+    @property
+    def full_name(self) -> str:
+        """`SPLIT/NAME`, or `NAME` without a split."""
+        return f"{self.split}/{self.name}" if self.split else self.name
 
-def find_classes(root: Path, dataset: str) -> list[ImageClass]:
+
+def find_classes(root: Path) -> list[ImageClass]:
     """The classes in a directory, sorted by split and name.
 
     The directory has one of these layouts, in this order of precedence:
@@ -74,29 +75,32 @@ def find_classes(root: Path, dataset: str) -> list[ImageClass]:
 
     Args:
         root: the directory.
-        dataset: the dataset's name in error messages.
 
     Raises:
-        UserError: the directory does not exist, it or a file cannot be read, a list is damaged, or
-            two class folders are one, by a link.
+        UserError: a folder or file cannot be read, a list is damaged, or two class folders are one,
+            by a link.
     """
-    with root_errors(root, dataset):
-        if not root.exists():
-            raise UserError(f"dataset.root={root} does not exist: give the directory of {dataset}.")
-        folders = _of_splits(root, "", Path.is_dir)
-        if "train" in folders and len(folders) > 1:
-            return _classes((s, folder) for s, p in folders.items() for folder in subfolders(p))
-        only_splits = len(folders) == len(subfolders(root))
-        if folders and only_splits and all(map(subfolders, folders.values())):
-            missing = [split for split in SPLIT_NAMES if split not in folders]
-            raise UserError(
-                f"{root} has folders of classes in {', '.join(p.name for p in folders.values())}, "
-                f"and none of {', '.join(missing)}: add them, or give the directory of the classes."
-            )
-        lists = _of_splits(root, ".csv", Path.is_file)
-        if lists and (root / "images").is_dir():
-            return list(read_lists(root / "images", lists))
-        return class_folders(root)
+    folders = _of_splits(root, "", Path.is_dir)
+    if "train" in folders and len(folders) > 1:
+        return _classes((s, folder) for s, p in folders.items() for folder in subfolders(p))
+    only_splits = len(folders) == len(subfolders(root))
+    if folders and only_splits and all(map(subfolders, folders.values())):
+        missing = [split for split in SPLIT_NAMES if split not in folders]
+        raise UserError(
+            f"{root} has folders of classes in {', '.join(p.name for p in folders.values())}, "
+            f"and none of {', '.join(missing)}: add them, or give the directory of the classes."
+        )
+    lists = _of_splits(root, ".csv", Path.is_file)
+    if lists and (root / "images").is_dir():
+        return list(read_lists(root / "images", lists))
+    return class_folders(root)
+
+
+def find_classes_of_splits(root: Path) -> list[ImageClass]:
+    """As `find_classes`, but empty unless there are folders or lists for all three splits."""
+    folders = _of_splits(root, "", Path.is_dir)
+    lists = _of_splits(root, ".csv", Path.is_file) if (root / "images").is_dir() else {}
+    return find_classes(root) if len(SPLIT_NAMES) in (len(folders), len(lists)) else []
 
 
 def class_folders(root: Path) -> list[ImageClass]:
@@ -247,25 +251,7 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
         ) from error
 
 
-def check_disjoint(classes: Iterable[tuple[str, str]], root: Path) -> None:
-    """Raise `UserError` if two splits share a class.
-
-    Args:
-        classes: the split and the name of each class.
-        root: the directory, for the error message.
-    """
-    split_of: dict[str, str] = {}
-    for split, name in classes:
-        if (first_split := split_of.setdefault(name, split)) != split:
-            raise UserError(
-                f"the class {name} of {root} is in {first_split} and in {split}, where a class of "
-                "few-shot learning belongs to one split; use the files of the published split, or "
-                "for your own data with dataset=folder put each class into one split, or give a "
-                "directory of class folders without splits."
-            )
-
-
-def decode_files(files: Sequence[Path], mode: str, size: int) -> Iterator[np.ndarray]:
+def decode_files(files: Iterable[Path], mode: str, size: int) -> Iterator[np.ndarray]:
     """Decode image files in threads.
 
     Args:
@@ -273,40 +259,16 @@ def decode_files(files: Sequence[Path], mode: str, size: int) -> Iterator[np.nda
         mode: "L" for greyscale or "RGB".
         size: height and width of the results, in pixels.
 
-    Yields:
-        uint8 of shape (size, size) or (3, size, size), in the order of the files.
-
-    Raises:
-        UserError: files cannot be read or decoded. The message names the first ones, among the
-            next `_SEARCHED` files.
+    Returns:
+        uint8 of shape (size, size) or (3, size, size), in the order of the files. While they are
+        taken, a `UserError` names the first file that cannot be read or decoded.
     """
 
-    def decode(file: Path) -> np.ndarray | UserError:
-        try:
-            pixels = decode_file(file, mode, size)
-        except UserError as error:
-            return error
+    def decode(file: Path) -> np.ndarray:
+        pixels = decode_file(file, mode, size)
         return pixels.transpose(2, 0, 1) if mode == "RGB" else pixels
 
-    failed: dict[Path, UserError] = {}
-    left = _SEARCHED
-    for file, decoded in zip(files, map_in_threads(decode, files), strict=True):
-        left -= bool(failed)
-        if not left:  # other processes wait only as long as this one makes progress
-            break
-        if isinstance(decoded, UserError):
-            failed[file] = decoded
-        elif not failed:
-            yield decoded
-    if failed:
-        first = next(iter(failed.values()))
-        if len(failed) == 1:
-            raise first
-        names = ", ".join(map(str, itertools.islice(failed, _SHOWN)))
-        more = f" and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
-        raise UserError(
-            f"{len(failed)} images cannot be decoded: {names}{more}; replace or delete them."
-        ) from first
+    return map_in_threads(decode, files)
 
 
 def map_in_threads(decode: Callable[[_T], _R], images: Iterable[_T]) -> Iterator[_R]:

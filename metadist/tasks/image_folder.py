@@ -10,7 +10,8 @@ from annotated_types import Ge, Gt, Interval, Lt
 
 from metadist.errors import UserError
 from metadist.tasks import data_files, image_files
-from metadist.tasks.decoded_images import DecodedImages, given_splits, load_classes
+from metadist.tasks.decoded_images import DecodedImages, Source, image_source
+from metadist.tasks.images import split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ImageFolder(DecodedImages):
     """
 
     dataset_name = "folder"
+    title = "class folders"
     without_small_classes = "leave these classes out with dataset.skip_small_classes=true"
 
     def __init__(
@@ -76,37 +78,34 @@ class ImageFolder(DecodedImages):
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
         self.skip_small_classes = skip_small_classes
 
-    def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
-        stem = f"folder_{self.size}px_{self.channels}"
-        folders = image_files.find_classes(root, "class folders")
-        classes = [folder for folder in folders if folder.files]
-        empty = [
-            f"{folder.split}/{folder.name}".lstrip("/") for folder in folders if not folder.files
-        ]
-        if classes and empty:
+    def _find(self, root: Path) -> Source:
+        if not root.exists():
+            raise UserError(
+                f"dataset.root={root} does not exist: give the directory of {self.title}."
+            )
+        classes = image_files.find_classes(root)
+        empty = [each.full_name for each in classes if not each.files]
+        if len(empty) == len(classes):
+            raise UserError(
+                f"{root} has no images in class folders: give a directory with a folder of images "
+                "for each class, or with folders train, val and test of class folders."
+            )
+        if empty:
             _log.info(
                 "class folders without images (%s) are left out: %s%s",
                 ", ".join(image_files.FORMATS),
                 ", ".join(empty[:_SHOWN]),
                 ", …" if len(empty) > _SHOWN else "",
             )
-        if not classes:
-            raise UserError(
-                f"{root} has no images in class folders: give a directory with a folder of images "
-                "for each class, or with folders train, val and test of class folders."
-            )
-        image_files.check_disjoint(((folder.split, folder.name) for folder in classes), root)
-        # An error in the division is raised before the images are decoded.
-        self._split([f"{folder.split}/{folder.name}" for folder in classes], root)
-        return load_classes(root, stem, classes, self.size, "RGB" if self.channels == 3 else "L")
+        stem, mode = f"folder_{self.size}px_{self.channels}", "RGB" if self.channels == 3 else "L"
+        return image_source(stem, root, classes, self.size, mode)
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
-        indices = given_splits(names)
         fractions: Mapping[str, float] = {}
-        if names[0].startswith("/"):
-            indices["train"] = np.arange(len(names))
+        if "/" not in names[0]:
+            indices = {**split_indices([]), "train": np.arange(len(names))}
             fractions = self.fractions
-        elif not len(indices["validation"]):
+        elif not len((indices := super()._split(names, root))["validation"]):
             fractions = {"validation": self.fractions["validation"]}
         else:
             self.seed = None

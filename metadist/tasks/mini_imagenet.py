@@ -1,13 +1,11 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84 by 84 pixels."""
 
+import functools
 from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
-
-from metadist.errors import UserError
-from metadist.tasks import array_cache, mini_imagenet_files
-from metadist.tasks.array_cache import CachedArray
-from metadist.tasks.decoded_images import DecodedImages
+from metadist.tasks import image_files, mini_imagenet_files
+from metadist.tasks.decoded_images import Counts, DecodedImages, Source, image_source
 
 _PUBLISHED = {
     "train": (
@@ -32,6 +30,9 @@ _PUBLISHED = {
 }
 PUBLISHED = {split: names.split() for split, names in _PUBLISHED.items()}
 """Ravi and Larochelle's split (2017, openreview rJY0-Kcll), by WordNet identifiers, sorted."""
+
+EXAMPLES = 600
+"""Images per class."""
 
 
 class MiniImageNet(DecodedImages):
@@ -58,22 +59,20 @@ class MiniImageNet(DecodedImages):
     """
 
     dataset_name = "mini_imagenet"
+    title = "MiniImageNet"
     class_split = "ravi_larochelle"
+    expected: ClassVar = {split: Counts(len(names), EXAMPLES) for split, names in PUBLISHED.items()}
 
-    def _load(self, root: Path) -> tuple[np.ndarray, list[str]]:
-        return load_images(root)
+    def _find(self, root: Path) -> Source:
+        if classes := image_files.find_classes_of_splits(root):
+            return image_source(self.dataset_name, root, classes, mini_imagenet_files.SIDE)
+        pickles = mini_imagenet_files.find(root)
+        files = [(file.name, file) for file in pickles.values()]
+        decode = functools.partial(mini_imagenet_files.decode, pickles)
+        return Source(self.dataset_name, files, (), decode, pickles)
 
     def _split_protocol(self) -> dict[str, object]:
         # Some copies have other classes, or other names for them.
         return (
             super()._split_protocol() if self.classes == PUBLISHED else {"class_split": "unknown"}
         )
-
-
-def load_images(root: Path) -> CachedArray:
-    """The decoded images: cached, or from one of the layouts; see `MiniImageNet`."""
-    layout = mini_imagenet_files.find(root)
-    if layout is None:
-        raise UserError(mini_imagenet_files.no_layout(root))
-    name = f"mini_imagenet_{mini_imagenet_files.fingerprint(layout)}.npy"
-    return array_cache.load_or_create(root, name, lambda: mini_imagenet_files.decode(layout))

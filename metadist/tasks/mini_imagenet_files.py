@@ -1,24 +1,16 @@
-"""Find and decode MiniImageNet in any of its file layouts."""
+"""Find and read the pickles of MiniImageNet."""
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from metadist.errors import UserError
-from metadist.tasks import data_files, image_files, restricted_pickle
+from metadist.tasks import restricted_pickle
 from metadist.tasks.array_cache import ArraySpec
-from metadist.tasks.data_files import error_with_type, root_errors
-from metadist.tasks.image_files import SHORT_NAMES, ImageClass
+from metadist.tasks.data_files import error_with_type
+from metadist.tasks.image_files import SHORT_NAMES
 from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_images, to_integers, to_text
-
-CLASSES = {"train": 64, "validation": 16, "test": 20}
-"""The number of classes in each split of Ravi and Larochelle."""
-
-EXAMPLES = 600
-"""Images per class."""
 
 SIDE = 84
 """Height and width in pixels."""
@@ -32,135 +24,50 @@ _PICKLES = (
         "test": "miniImageNet_category_split_test.pickle",
     },
 )
-_FORMAT = 1
-"""Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 
-class Layout(NamedTuple):
-    """The files of one copy of MiniImageNet.
-
-    Attributes:
-        root: the directory of the files.
-        kind: "folders", "csv" or "pickles".
-        files: the file of each split for "csv" and "pickles"; empty for "folders".
-    """
-
-    root: Path
-    kind: str
-    files: dict[str, Path]
-
-
-def find(root: Path) -> Layout | None:
-    """The first complete layout among folders, lists and pickles; None without one.
+def find(root: Path) -> dict[str, Path]:
+    """The pickle of each split in `root`.
 
     Raises:
-        UserError: `root` is not a directory or cannot be read.
+        UserError: there are no complete ones. The message names all layouts of MiniImageNet.
     """
-    with root_errors(root, "MiniImageNet"):
-        if all((root / short).is_dir() for short in SHORT_NAMES.values()):
-            return Layout(root, "folders", {})
-        lists = {split: root / f"{short}.csv" for split, short in SHORT_NAMES.items()}
-        if (root / "images").is_dir() and all(path.is_file() for path in lists.values()):
-            return Layout(root, "csv", lists)
-        for names in _PICKLES:
-            files = {split: root / name for split, name in names.items()}
-            if all(path.is_file() for path in files.values()):
-                return Layout(root, "pickles", files)
-    return None
-
-
-def no_layout(root: Path) -> str:
-    """The error message for a directory without any of the layouts."""
-    names = sorted(path.name for path in root.iterdir())[:5] if root.is_dir() else []
-    return (
-        f"{root} has none of the layouts of MiniImageNet (it has {', '.join(names) or 'nothing'}): "
-        "put there the folders train, val and test with a folder of images for each class, or "
-        "images/ with train.csv, val.csv and test.csv, or "
+    for names in _PICKLES:
+        files = {split: root / name for split, name in names.items()}
+        if all(path.is_file() for path in files.values()):
+            return files
+    present = sorted(path.name for path in root.iterdir())[:5] if root.is_dir() else []
+    raise UserError(
+        f"{root} has none of the layouts of MiniImageNet (it has "
+        f"{', '.join(present) or 'nothing'}): put there the folders train, val and test with a "
+        "folder of images for each class, or images/ with train.csv, val.csv and test.csv, or "
         f"{', '.join(_PICKLES[0].values())}, or {', '.join(_PICKLES[2].values())}; or run "
         "metadist fetch mini_imagenet."
     )
 
 
-def fingerprint(layout: Layout) -> str:
-    """16 hexadecimal digits that change with the files' names, sizes and times."""
-    files = list(layout.files.values())
-    if layout.kind != "pickles":
-        files += [file for image_class in _image_classes(layout) for file in image_class.files]
-    named = [(file.relative_to(layout.root).as_posix(), file) for file in files]
-    return data_files.fingerprint(named, _FORMAT)
-
-
-def decode(layout: Layout) -> ArraySpec:
-    """Decode all images of MiniImageNet.
-
-    Returns:
-        uint8 of shape (100, 600, 3, 84, 84), one row per class, training classes first and each
-        split sorted by names such as `train/n01532829`.
-
-    Raises:
-        UserError: a file is missing, cannot be read or decoded, or has the wrong contents.
-    """
-    rows: Iterator[np.ndarray]
-    if layout.kind == "pickles":
-        pickled = _in_pickles(layout)
-        counts = {name: len(indices) for name, (_, indices) in pickled.items()}
-        rows = (images[indices].transpose(0, 3, 1, 2) for images, indices in pickled.values())
-    else:
-        classes = _image_classes(layout)
-        counts = {f"{item.split}/{item.name}": len(item.files) for item in classes}
-        rows = _rows(classes)
-    _check(counts, layout)
-    return ArraySpec((EXAMPLES, 3, SIDE, SIDE), list(counts), rows)
-
-
-def _image_classes(layout: Layout) -> list[ImageClass]:
-    return image_files.find_classes(layout.root, "MiniImageNet")
-
-
-def _rows(classes: list[ImageClass]) -> Iterator[np.ndarray]:
-    """The decoded images of each class, which has `EXAMPLES` files."""
-    files = [file for item in classes for file in item.files]
-    images = image_files.decode_files(files, "RGB", SIDE)
-    for _ in classes:
-        yield np.stack(list(itertools.islice(images, EXAMPLES)))
-
-
-def _check(counts: dict[str, int], layout: Layout) -> None:
-    """Check the numbers of classes and images, and that splits share no class."""
-    pairs = ((split, label) for split, _, label in (name.partition("/") for name in counts))
-    image_files.check_disjoint(pairs, layout.root)
-    for split, expected in CLASSES.items():
-        source = layout.files.get(split, layout.root / SHORT_NAMES[split])
-        classes = [name for name in counts if name.startswith(f"{split}/")]
-        if len(classes) != expected:
-            raise UserError(
-                f"the number of classes in {source} is {len(classes)}, in Ravi and Larochelle's "
-                f"split {expected}; replace it with a complete copy."
-            )
-        for name in classes:
-            if counts[name] != EXAMPLES:
-                raise UserError(
-                    f"the class {name.partition('/')[2]} in {source} has {counts[name]} images "
-                    f"where MiniImageNet has {EXAMPLES}; replace it with a complete copy."
-                )
-
-
-# --- pickles -----------------------------------------------------------------------------------
-
-
-def _in_pickles(layout: Layout) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """All images of each class's pickle, a view of the mapped file, and the indices of its own.
+def decode(files: dict[str, Path]) -> ArraySpec:
+    """All images in the pickles of the splits, as views of the mapped files.
 
     A pickle has `image_data`, uint8 of shape (n, 84, 84, 3), and `class_dict`, the indices of each
     class's images (Ren et al. 2018, arXiv 1803.00676); or `data` of that shape, the images'
     `labels`, and `catname2label` (Gidaris and Komodakis 2018, arXiv 1804.09458).
+
+    Returns:
+        uint8 of shape (images, 3, 84, 84), sorted by split and class, with names such as
+        `train/n01532829/0`.
+
+    Raises:
+        UserError: a file cannot be read or has other contents.
     """
-    return {
-        f"{split}/{name}": (images, indices)
-        for split, file in layout.files.items()
-        for images, classes in [_read_pickle(file)]
-        for name, indices in sorted(classes.items())
-    }
+    names: list[str] = []
+    pixels: list[np.ndarray] = []
+    for split, file in files.items():
+        images, classes = _read_pickle(file)
+        for name, indices in sorted(classes.items()):
+            names += [f"{split}/{name}/{index}" for index in indices.tolist()]
+            pixels += [images[index] for index in indices.tolist()]
+    return ArraySpec((3, SIDE, SIDE), names, (image.transpose(2, 0, 1) for image in pixels))
 
 
 def _read_pickle(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:

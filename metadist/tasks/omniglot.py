@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 from annotated_types import Ge, Interval
 
 from metadist.errors import UserError
-from metadist.tasks import array_cache, omniglot_files
-from metadist.tasks.array_cache import CachedArray
+from metadist.tasks import omniglot_files
+from metadist.tasks.decoded_images import Counts, DecodedImages, Source
 from metadist.tasks.episode import SPLITS
-from metadist.tasks.images import ImageClasses, split_indices
+from metadist.tasks.images import split_indices
 from metadist.tasks.transforms import Augment, ImageTransform, Normalize
 
 OmniglotSplit = Literal["random", "vinyals", "alphabets", "small1", "small2"]
@@ -33,7 +33,7 @@ MINIMAL_SETS = {
 the same images as in `images_background.zip`."""
 
 
-class Omniglot(ImageClasses):
+class Omniglot(DecodedImages):
     """Omniglot (Lake et al. 2015, doi 10.1126/science.aab3050) with a choice of splits.
 
     The default is the setting of MAML's code (Finn et al. 2017, arXiv 1703.03400): 1100, 100 and
@@ -48,9 +48,17 @@ class Omniglot(ImageClasses):
         regression: False.
         characters: for each split the names of its characters, such as
             `images_background/Latin/character01`.
+        classes: the same as `characters`.
         inverted: True, since files have dark strokes on white and inputs bright strokes on black.
     """
 
+    dataset_name = "omniglot"
+    title = "Omniglot"
+    expected: ClassVar = {
+        "images_background": Counts(964, examples=20),
+        "images_evaluation": Counts(659, examples=20),
+    }
+    layout = ", in files like images_background/Latin/character01/NAME.png"
     inverted = True
     group = "alphabet"
     without_groups = "dataset.within_alphabet=false"
@@ -105,58 +113,44 @@ class Omniglot(ImageClasses):
                 "dataset.test_drawers=true needs dataset.within_alphabet=true: each alphabet has "
                 "drawers of its own."
             )
-        images, names = load_images(Path(root).expanduser(), size, download)
-        splits = split_characters(names, split, seed, validation_alphabets)
-        alphabets = [alphabet(name) for name in names]
-        groups = alphabets if within_alphabet else None
-        super().__init__(
-            "omniglot",
-            images,
-            splits,
-            rotations,
-            test_rotations,
-            groups,
-            normalize=normalize,
-            augment=augment,
-            transforms=transforms,
-            class_names=names,
-            test_drawers=test_drawers,
-        )
-        self.split = split
-        self.seed = seed
-        self.characters = {
-            name: [names[index] for index in members] for name, members in splits.items()
+        self.split, self.seed, self.size = split, seed, size
+        self.validation_alphabets = validation_alphabets
+        self.download = download
+        super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
+        self.test_drawers = test_drawers
+        if within_alphabet:
+            self.groups = self._grouped([alphabet(name) for name in self.class_names])
+        self.classes = self.characters = {
+            name: [self.class_names[index] for index in members]
+            for name, members in self.splits.items()
         }
 
-    def protocol(self) -> dict[str, object]:
-        """The dataset's name, its split and the split's seed, rotations and image size."""
+    def _find(self, root: Path) -> Source:
+        sources = omniglot_files.find(root)
+        missing = [name for name in omniglot_files.SETS if name not in sources]
+        if missing:
+            if not self.download:
+                files = " and ".join(missing)
+                raise UserError(
+                    f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
+                    f"{omniglot_files.download_advice(root, missing)}, or leave out "
+                    "dataset.download=false."
+                )
+            omniglot_files.download(root, missing)
+            sources = omniglot_files.find(root)
+        return omniglot_files.source(sources, self.size)
+
+    def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
+        return split_characters(names, self.split, self.seed, self.validation_alphabets)
+
+    def _split_protocol(self) -> dict[str, object]:
+        """The split and its seed, and which characters and images a task may have."""
         return {
-            **super().protocol(),
             "class_split": self.split,
             **({} if self.split == "vinyals" else {"split_seed": self.seed}),
             "within_alphabet": self.groups is not None,
             **({"test_drawers": True} if self.test_drawers else {}),
-            "classes": {name: len(members) for name, members in self.splits.items()},
-            "image_size": self.input_shape[-1],
         }
-
-
-def load_images(root: Path, size: int, download: bool) -> CachedArray:
-    """The decoded images: cached, or from folders, zip files or a download; see `Omniglot`."""
-    sources = omniglot_files.find(root)
-    missing = [name for name in omniglot_files.CHARACTERS if name not in sources]
-    if missing:
-        if not download:
-            files = " and ".join(missing)
-            raise UserError(
-                f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
-                f"{omniglot_files.download_advice(root, missing)}, or leave out "
-                "dataset.download=false."
-            )
-        omniglot_files.download(root, missing)
-        sources = omniglot_files.find(root)
-    name = f"omniglot_{size}px_{omniglot_files.fingerprint(sources, size)}.npy"
-    return array_cache.load_or_create(root, name, lambda: omniglot_files.decode(sources, size))
 
 
 def alphabet(name: str) -> str:

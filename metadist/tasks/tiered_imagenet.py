@@ -1,30 +1,21 @@
 """tieredImageNet: 608 classes of ImageNet, divided by their categories, 84 by 84 pixels."""
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from metadist.errors import UserError
-from metadist.tasks import array_cache, data_files, image_files, restricted_pickle
+from metadist.tasks import data_files, image_files, restricted_pickle
 from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import error_with_type
-from metadist.tasks.decoded_images import DecodedImages, given_splits, group_by_class, load_classes
+from metadist.tasks.decoded_images import Counts, DecodedImages, Source, image_source
 from metadist.tasks.image_files import SHORT_NAMES
 from metadist.tasks.restricted_pickle import CONTENT_ERRORS, to_integers, to_text
 
-CLASSES = {"train": 351, "validation": 97, "test": 160}
-"""The number of classes in each split of Ren et al."""
-
-IMAGES = {"train": 448_695, "validation": 124_261, "test": 206_209}
-"""The number of images in each split."""
-
 SIDE = 84
 """Height and width in pixels."""
-
-_FORMAT = 1
-"""Part of the fingerprint; raise it when the same files are decoded to another array."""
 
 
 class TieredImageNet(DecodedImages):
@@ -44,62 +35,30 @@ class TieredImageNet(DecodedImages):
     """
 
     dataset_name = "tiered_imagenet"
+    title = "tieredImageNet"
     class_split = "ren"
+    expected: ClassVar = {
+        "train": Counts(351, images=448_695),
+        "validation": Counts(97, images=124_261),
+        "test": Counts(160, images=206_209),
+    }
 
-    def _load(self, root: Path) -> tuple[list[np.ndarray], list[str]]:
-        images, names = load_images(root, self.dataset_name)
-        _check(root, names, [len(each) for each in images])
-        return images, names
-
-
-def _check(root: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Raise a UserError if classes or images are missing.
-
-    Args:
-        root: the directory, for the message.
-        names: the classes, as `SPLIT/NAME`.
-        sizes: the number of images of each class.
-    """
-    for split, members in given_splits(names).items():
-        counts = {
-            "classes": (len(members), CLASSES[split]),
-            "images": (sum(sizes[index] for index in members), IMAGES[split]),
-        }
-        for noun, (count, expected) in counts.items():
-            if count < expected or (noun == "classes" and count > expected):
-                raise UserError(
-                    f"the number of {noun} for {split} in {root} is {count}, in tieredImageNet "
-                    f"{expected}; replace it with a complete copy, or use dataset=folder."
-                )
-
-
-def load_images(root: Path, stem: str) -> tuple[list[np.ndarray], list[str]]:
-    """The decoded images by class: cached, or from one of the layouts; see `TieredImageNet`."""
-    with data_files.root_errors(root, "tieredImageNet"):
+    def _find(self, root: Path) -> Source:
         for folder in (root, root / "tiered-imagenet"):
             pickles = {
                 split: (folder / f"{short}_images_png.pkl", folder / f"{short}_labels.pkl")
                 for split, short in SHORT_NAMES.items()
             }
-            files = [file for pair in pickles.values() for file in pair]
-            if all(file.is_file() for file in files):
-                digest = data_files.fingerprint([(file.name, file) for file in files], _FORMAT)
-                decode = functools.partial(_decode, pickles)
-                return group_by_class(
-                    array_cache.load_or_create(root, f"{stem}_{digest}.npy", decode)
-                )
-        if all((root / short).is_dir() for short in SHORT_NAMES.values()):
-            classes = image_files.find_classes(root, "tieredImageNet")
-            image_files.check_disjoint(((item.split, item.name) for item in classes), root)
-            classes = [item for item in classes if item.files]
-            names = [f"{item.split}/{item.name}" for item in classes]
-            _check(root, names, [len(item.files) for item in classes])  # before they are decoded
-            return load_classes(root, stem, classes, SIDE, "RGB")
-    raise UserError(
-        f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
-        "those of val and test, nor folders train, val and test of class folders: run metadist "
-        "fetch tiered_imagenet, or set dataset.root to the directory that has them."
-    )
+            files = [(file.name, file) for pair in pickles.values() for file in pair]
+            if all(file.is_file() for _, file in files):
+                return Source(self.dataset_name, files, (), functools.partial(_decode, pickles))
+        if classes := image_files.find_classes_of_splits(root):
+            return image_source(self.dataset_name, root, classes, SIDE)
+        raise UserError(
+            f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
+            "those of val and test, nor folders train, val and test of class folders: run metadist "
+            "fetch tiered_imagenet, or set dataset.root to the directory that has them."
+        )
 
 
 def _decode(pickles: dict[str, tuple[Path, Path]]) -> ArraySpec:

@@ -9,7 +9,7 @@ from reproduction.cells import Cell, load_cells, select_cells
 from tiny import CONF, compose
 
 from metadist.config import build_experiment
-from metadist.tasks import mini_imagenet, omniglot
+from metadist.tasks import DecodedImages
 from metadist.tasks.array_cache import CachedArray
 from metadist.tasks.mini_imagenet import PUBLISHED
 
@@ -104,8 +104,7 @@ def test_each_preset_processes_its_tasks(name, tmp_path, held, monkeypatch):
     dataset = CELLS[name].dataset
     configuration = compose(f"+experiment={name}")
     if dataset != "sinusoid":
-        module = {"omniglot": omniglot, "mini_imagenet": mini_imagenet}[dataset]
-        monkeypatch.setattr(module, "load_images", lambda *_: held[dataset])
+        monkeypatch.setattr(DecodedImages, "_load", lambda *_: held[dataset])
     weights = configuration.get("init_from")  # they fit the preset's own model
     if "no_conv" not in name and weights is None and dataset in FILTERS:
         configuration.model.filters = FILTERS[dataset]

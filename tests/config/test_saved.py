@@ -22,7 +22,7 @@ from metadist.config.trusted import check_interpolations, locate_trusted, resolv
 from metadist.distributed import batch_partitioner, mean_reducer
 from metadist.errors import UserError
 from metadist.models import Torchvision
-from metadist.tasks import Glyphs
+from metadist.tasks import DecodedImages, Glyphs
 from metadist.training import Trainer
 from metadist.training.checkpoints import read_checkpoint, write_checkpoint
 
@@ -325,11 +325,11 @@ def test_a_relative_root_is_found_from_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     roots = []
 
-    def load_images(root, *_):
+    def load(self, root):
         roots.append(str(root))
         raise UserError("seen")
 
-    monkeypatch.setattr("metadist.tasks.omniglot.load_images", load_images)
+    monkeypatch.setattr(DecodedImages, "_load", load)
     monkeypatch.chdir(tmp_path / "elsewhere")
     for overrides in ([], ["dataset.root=mine"]):
         with pytest.raises(UserError, match="seen"):

@@ -1,6 +1,7 @@
 """Corrupted archives, images and caches of a dataset."""
 
 import io
+import itertools
 import random
 import shutil
 import zipfile
@@ -103,15 +104,14 @@ class _IntactFiles:
     @cached_property
     def cache(self) -> dict[str, bytes]:
         """The cache of decoded images, by file suffix."""
-        names = [f"{_SET}/Alphabet/character{i}" for i in range(1623)]
-        row = np.zeros((_EXAMPLES, 28, 28), np.uint8)
-        row[:, 10:18, 10:18] = np.arange(_EXAMPLES)[:, None, None]
+        names = [f"{_SET}/Alphabet/character{i}/{e}" for i in range(1623) for e in range(_EXAMPLES)]
+        rows = np.zeros((_EXAMPLES, 28, 28), np.uint8)
+        rows[:, 10:18, 10:18] = np.arange(_EXAMPLES)[:, None, None]
         folder = self._scratch / "intact-cache"
         folder.mkdir()
         path = array_cache.cache_directory(folder) / "omniglot_28px_0.npy"
-        array_cache.load_or_create(
-            folder, path.name, lambda: array_cache.ArraySpec(row.shape, names, (row for _ in names))
-        )
+        spec = array_cache.ArraySpec((28, 28), names, itertools.chain(*[rows] * 1623))
+        array_cache.load_or_create(folder, path.name, lambda: spec)
         return {suffix: path.with_suffix(f".{suffix}").read_bytes() for suffix in ("npy", "json")}
 
 
@@ -131,10 +131,10 @@ def _changed_cache(
 ) -> None:
     with zipfile.ZipFile(root / f"{_SET}.zip", "w"):
         pass
-    digest = omniglot_files.fingerprint(omniglot_files.find(root), 28)
+    path = root / omniglot_files.source(omniglot_files.find(root), 28).cache_name
     for suffix, data in intact.cache.items():
         content = corruption(data) if suffix == kind else data
-        (root / f"omniglot_28px_{digest}.{suffix}").write_bytes(content)
+        path.with_suffix(f".{suffix}").write_bytes(content)
 
 
 def _images(rng: random.Random) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omniglot_tree import SMALL, ink, png, write_zips
+from omniglot_tree import SMALL_COUNTS, ink, png, write_zips
 from PIL import Image
 from tiny import build
 from worlds import run_world
@@ -21,8 +21,8 @@ from metadist.tasks import (
     Glyphs,
     ImagePreprocessing,
     Normalize,
+    Omniglot,
     omniglot,
-    omniglot_files,
 )
 from metadist.training import Trainer, predict_unlabeled
 
@@ -261,7 +261,7 @@ def test_a_regression_is_refused(tmp_path_factory):
 
 def small_omniglot() -> None:
     """Omniglot is taken to have 7 characters: 3 for training, 2 for validation, 2 for test."""
-    omniglot_files.CHARACTERS = SMALL
+    Omniglot.expected = SMALL_COUNTS
     omniglot.NON_TEST_CHARACTERS = 5
     omniglot.VALIDATION_CHARACTERS = 2
 

@@ -1,8 +1,9 @@
 import mini_imagenet_tree
 import pytest
-from omniglot_tree import SMALL
+from omniglot_tree import SMALL_COUNTS
 
-from metadist.tasks import mini_imagenet_files, omniglot, omniglot_files
+from metadist.tasks import MiniImageNet, Omniglot, omniglot, omniglot_files
+from metadist.tasks.decoded_images import Counts
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def no_cache_of_the_user(monkeypatch, tmp_path):
 @pytest.fixture
 def small_omniglot(monkeypatch):
     """Omniglot is taken to have 7 characters: 3 for training, 2 for validation, 2 for test."""
-    monkeypatch.setattr(omniglot_files, "CHARACTERS", SMALL)
+    monkeypatch.setattr(Omniglot, "expected", SMALL_COUNTS)
     monkeypatch.setattr(omniglot, "NON_TEST_CHARACTERS", 5)
     monkeypatch.setattr(omniglot, "VALIDATION_CHARACTERS", 2)
 
@@ -34,5 +35,8 @@ def decodings(monkeypatch):
 @pytest.fixture
 def small_mini_imagenet(monkeypatch):
     """MiniImageNet is taken to have 3, 2 and 2 classes of 4 images."""
-    monkeypatch.setattr(mini_imagenet_files, "CLASSES", mini_imagenet_tree.CLASSES)
-    monkeypatch.setattr(mini_imagenet_files, "EXAMPLES", mini_imagenet_tree.EXAMPLES)
+    counts = {
+        split: Counts(classes, examples=mini_imagenet_tree.EXAMPLES)
+        for split, classes in mini_imagenet_tree.CLASSES.items()
+    }
+    monkeypatch.setattr(MiniImageNet, "expected", counts)

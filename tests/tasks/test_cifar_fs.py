@@ -21,6 +21,7 @@ from metadist.tasks import (
     task_keys,
 )
 from metadist.tasks.cifar_fs import CLASSES
+from metadist.tasks.decoded_images import Counts
 from metadist.tasks.fc100 import SUPERCLASSES
 
 NAMES = sorted(name for names in CLASSES.values() for name in names)
@@ -30,7 +31,7 @@ COUNTS = {"train": 3, "test": 1}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """CIFAR-100 is taken to have 4 images a class."""
-    monkeypatch.setattr(cifar_fs, "EXAMPLES", 4)
+    monkeypatch.setattr(CifarFS, "expected", {"": Counts(100, examples=4)})
 
 
 def part(name):
@@ -182,7 +183,7 @@ def test_members_that_do_not_belong_are_left_alone(tmp_path):
     (root / "cifar-100-python").mkdir()
     (root / "cifar-100-python" / "train").write_bytes(b"an incomplete folder")
     dataset = CifarFS(str(root), download=False)
-    assert dataset.images.shape == (100, 4, 3, 32, 32)
+    assert np.shape(dataset.images) == (100, 4, 3, 32, 32)
     assert {p.name for p in tmp_path.iterdir()} <= {"data", "xdg"}
 
 

@@ -2,7 +2,8 @@ import pytest
 from PIL import Image
 
 from metadist.errors import UserError
-from metadist.tasks import CUB, SPLITS, FewShotTasks, cub, task_keys
+from metadist.tasks import CUB, SPLITS, FewShotTasks, task_keys
+from metadist.tasks.decoded_images import Counts
 
 SPECIES = ["001.Black_footed_Albatross", *(f"{n:03d}.Bird" for n in range(2, 201))]
 
@@ -10,7 +11,7 @@ SPECIES = ["001.Black_footed_Albatross", *(f"{n:03d}.Bird" for n in range(2, 201
 @pytest.fixture(autouse=True)
 def images_of_all_species(monkeypatch):
     """Two images of each species are taken to be all of them."""
-    monkeypatch.setattr(cub, "IMAGES", 400)
+    monkeypatch.setattr(CUB, "expected", {"": Counts(200, images=400)})
 
 
 def write(folder, images=2):
@@ -41,13 +42,13 @@ def test_the_split_of_chen_et_al(tmp_path, below):
 
 
 def test_an_incomplete_copy_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"has 0 species .* metadist fetch cub"):
+    with pytest.raises(UserError, match=r"has no species .* metadist fetch cub"):
         CUB(str(tmp_path))
     write(tmp_path / "images", images=1)
     for file in (tmp_path / "images" / "017.Bird").iterdir():
         file.unlink()
-    with pytest.raises(UserError, match=r"has 199 species .* expected 200"):
+    with pytest.raises(UserError, match=r"classes in .* is 199, in CUB-200-2011 200; replace"):
         CUB(str(tmp_path))
     (tmp_path / "images" / "018.Bird" / "0.png").rename(tmp_path / "images" / "017.Bird" / "0.png")
-    with pytest.raises(UserError, match=r"has 29\d images of CUB-200-2011, expected 400: replace"):
+    with pytest.raises(UserError, match=r"images in .* is 29\d, in CUB-200-2011 400; replace"):
         CUB(str(tmp_path))

@@ -190,9 +190,7 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     several = write(tmp_path / "several", {f"class{index:02}": 3 for index in range(5)})
     for file in sorted(several.rglob("*.png"))[1:13]:
         file.write_bytes(b"")
-    cases.append(
-        (several, "12 images cannot .*class00/001.png, .*class03/001.png and 2 more; replace")
-    )
+    cases.append((several, r"class00/001\.png cannot be decoded .*; replace or delete it"))
     shared = tmp_path / "shared"
     for part in ("train", "val"):
         write(shared / part, {"class00": 3, "class01": 3})

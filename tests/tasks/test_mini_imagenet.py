@@ -33,7 +33,6 @@ from metadist.tasks import (
     Normalize,
     image_files,
     mini_imagenet,
-    mini_imagenet_files,
     task_keys,
 )
 from metadist.tasks.mini_imagenet import PUBLISHED
@@ -132,21 +131,23 @@ def test_images_of_any_size_and_colour_are_resized_as_pillow_does(tmp_path):
 
 def test_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
     made = []
-    decode = mini_imagenet_files.decode
-    monkeypatch.setattr(mini_imagenet_files, "decode", lambda x: made.append(x.kind) or decode(x))
+    decode = image_files.decode_files
+    monkeypatch.setattr(
+        image_files, "decode_files", lambda *given: made.append(given[2]) or decode(*given)
+    )
     root = write_folders(tmp_path / "data")
     MiniImageNet(str(root))
     again = MiniImageNet(str(root))
-    assert made == ["folders"]
-    assert not again.images.flags.writeable
+    assert made == [84]
+    assert not again.images[0].flags.writeable
     file = root / "test" / "n00000031" / "n0000003100000002.png"
     write_image(file, pixels("n00000099", 0))
     changed = by_name(MiniImageNet(str(root)))["test/n00000031"]
-    assert made == ["folders"] * 2
+    assert made == [84] * 2
     assert np.array_equal(changed[2], pixels("n00000099", 0).transpose(2, 0, 1))
     (root / "train" / "n00000010").rename(root / "train" / "n00000009")
     assert MiniImageNet(str(root)).classes["train"][0] == "n00000009"
-    assert made == ["folders"] * 3
+    assert made == [84] * 3
 
 
 def test_a_class_that_moves_to_another_split_is_noticed(tmp_path):
@@ -236,12 +237,13 @@ def test_a_list_without_a_head(tmp_path):
 def test_classes_that_are_missing_or_in_two_parts_or_too_small(tmp_path):
     root = write_folders(tmp_path / "data")
     (root / "val" / "n00000021" / "n0000002100000001.png").unlink()
-    refused(root, "n00000021", root / "val", "has 3 images where MiniImageNet has 4")
+    refused(root, f"validation/n00000021 in {root} has 3 images where MiniImageNet has 4")
     for example in range(1, 6, 4):
         write_image(root / "val" / "n00000021" / f"{example}.png", pixels("n00000021", 1))
-    refused(root, "n00000021", root / "val", "has 5 images where MiniImageNet has 4")
+    refused(root, f"validation/n00000021 in {root} has 5 images where MiniImageNet has 4")
     (root / "val" / "n00000021").rename(root / "test" / "n00000021")
-    refused(root, root / "val", "is 1, in Ravi and Larochelle's split 2")
+    refused(root, f"classes for validation in {root} is 1, in MiniImageNet 2; replace")
+    (root / "test" / "n00000021" / "5.png").unlink()
     (root / "test" / "n00000021").rename(root / "val" / "n00000010")
     refused(root, "n00000010", "in train and in validation")
 

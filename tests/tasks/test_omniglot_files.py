@@ -134,14 +134,14 @@ def huge_member(root, members):
 def nineteen_images(root, members):
     name = sorted(members)[7]
     write_zip(root / "images_evaluation.zip", {m: data for m, data in members.items() if m != name})
-    return [name.rpartition("/")[0], "images_evaluation.zip", "has 19 images, expected 20"]
+    return [name.rpartition("/")[0], "images_evaluation.zip", "has 19 images where Omniglot has 20"]
 
 
 def twenty_one_images(root, members):
     name = sorted(members)[7]
     more = {name.replace(".png", "a.png"): members[name]}
     write_zip(root / "images_evaluation.zip", members | more)
-    return [name.rpartition("/")[0], "images_evaluation.zip", "has 21 images, expected 20"]
+    return [name.rpartition("/")[0], "images_evaluation.zip", "has 21 images where Omniglot has 20"]
 
 
 def missing_character(root, members):
@@ -149,12 +149,12 @@ def missing_character(root, members):
         root / "images_evaluation.zip",
         {m: data for m, data in members.items() if "character02" not in m},
     )
-    return ["images_evaluation.zip", "has 2 characters where Omniglot has 3"]
+    return ["images_evaluation.zip", "is 2, in Omniglot 3, in files like"]
 
 
 def zip_of_something_else(root, members):
     write_zip(root / "images_evaluation.zip", {"README": b"hello"})
-    return ["images_evaluation.zip", "has 0 characters"]
+    return ["images_evaluation.zip", "is 0, in Omniglot 3"]
 
 
 @pytest.mark.parametrize(

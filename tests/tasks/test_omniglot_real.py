@@ -8,7 +8,7 @@ import torch
 from omniglot_tree import REAL, character_names, ink, write_whole
 
 from metadist.errors import UserError
-from metadist.tasks import FewShotTasks, Omniglot, omniglot_files, task_keys
+from metadist.tasks import FewShotTasks, Omniglot, task_keys
 
 needs_real = pytest.mark.skipif(
     not (REAL / "images_background.zip").exists(), reason=f"no Omniglot images in {REAL}"
@@ -29,7 +29,8 @@ def root(request, tmp_path_factory):
         return
     directory = write_whole(tmp_path_factory.mktemp("generated"), GENERATED_EXAMPLES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(omniglot_files, "EXAMPLES", GENERATED_EXAMPLES)
+        counts = {n: c._replace(examples=GENERATED_EXAMPLES) for n, c in Omniglot.expected.items()}
+        patch.setattr(Omniglot, "expected", counts)
         yield directory
 
 
@@ -64,12 +65,13 @@ def test_the_generated_characters_are_those_of_the_real_files():
     assert sorted(names) == character_names()
 
 
-def test_the_papers_split(omniglot):
+def test_the_papers_split(omniglot, root):
     assert [len(omniglot.characters[split]) for split in SPLITS] == [1100, 100, 423]
     names = [name for split in SPLITS for name in omniglot.characters[split]]
     assert len(set(names)) == 1623
     assert sum(name.startswith("images_background/") for name in names) == 964
-    assert omniglot.images.shape == (1623, omniglot_files.EXAMPLES, 28, 28)
+    examples = GENERATED_EXAMPLES if root != REAL else 20
+    assert np.shape(omniglot.images) == (1623, examples, 28, 28)
     assert [len(omniglot.splits[split]) for split in SPLITS] == [1100, 100, 423]
 
 
@@ -142,7 +144,7 @@ def test_minimal_sets_are_those_of_the_official_files(omniglot, root, cached, sp
         images = dataset.split_classes("train")
         for position in range(0, len(members), 97):
             expected = ink(archive.read(members[position]), 28)
-            row, column = divmod(position, omniglot_files.EXAMPLES)
+            row, column = divmod(position, len(images[0]))
             assert np.array_equal(images[row][column], expected)
 
 

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from metadist.errors import UserError
-from metadist.tasks import SPLITS, FewShotTasks, TieredImageNet, task_keys, tiered_imagenet
+from metadist.tasks import SPLITS, FewShotTasks, TieredImageNet, task_keys
+from metadist.tasks.decoded_images import Counts
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}
 SIZES = {"train": [2, 3, 4], "validation": [3, 2], "test": [5, 3]}
@@ -15,8 +16,8 @@ SIZES = {"train": [2, 3, 4], "validation": [3, 2], "test": [5, 3]}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """tieredImageNet is taken to have 3, 2 and 2 classes, with 9, 5 and 8 images."""
-    monkeypatch.setattr(tiered_imagenet, "CLASSES", {s: len(n) for s, n in SIZES.items()})
-    monkeypatch.setattr(tiered_imagenet, "IMAGES", {s: sum(n) for s, n in SIZES.items()})
+    counts = {split: Counts(len(sizes), images=sum(sizes)) for split, sizes in SIZES.items()}
+    monkeypatch.setattr(TieredImageNet, "expected", counts)
 
 
 def pixels(split, index, example):
@@ -119,11 +120,11 @@ def test_missing_files_and_classes(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="metadist fetch tiered_imagenet"):
         TieredImageNet(str(tmp_path))
     write_folders(tmp_path / "data")
-    monkeypatch.setitem(tiered_imagenet.IMAGES, "test", 9)
+    monkeypatch.setitem(TieredImageNet.expected, "test", Counts(2, images=9))
     with pytest.raises(UserError, match=r"images for test in .* is 8, in tieredImageNet 9; replac"):
         TieredImageNet(str(tmp_path / "data"))
     assert not list((tmp_path / "data").glob("*.npy"))
-    monkeypatch.setitem(tiered_imagenet.CLASSES, "test", 160)
+    monkeypatch.setitem(TieredImageNet.expected, "test", Counts(160))
     with pytest.raises(UserError, match=r"classes for test in .* is 2, in tieredImageNet 160"):
         TieredImageNet(str(tmp_path / "data"))
 
