@@ -7,16 +7,14 @@ interrupted download continues where it stopped. DATASET is mini_imagenet, tiere
 import contextlib
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from metadist.cli.command import argument_parser
 from metadist.errors import UserError, did_you_mean, one_line
-from metadist.files import partial_path, wrap_write_errors
 from metadist.loggers.console import print_plain
 from metadist.tasks.array_cache import file_lock
-from metadist.tasks.data_files import download_failure, retrieve
+from metadist.tasks.data_files import download
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -161,43 +159,29 @@ def fetch(remote: RemoteDataset, root: Path) -> None:
     Raises:
         UserError: a download fails, or a checksum does not match.
     """
-    advice = "choose another directory with --root"
-    with wrap_write_errors(root, advice):
-        root.mkdir(parents=True, exist_ok=True)
     checksums = _listed_checksums(remote)
     for file in remote.files:
         target = root / file.path
         checksum = file.checksum or checksums.get(file.url.partition("?")[0].rpartition("/")[2])
         if checksum is None:
             raise UserError(f"{remote.listing} has no checksum of {file.path}; try again later.")
-        with file_lock(target, advice), _download_errors(file, target):
-            retrieve(target, file.url, checksum, show_progress=True)
-            if file.unpack:
-                print_plain(f"unpacking {target}")
-                with tarfile.open(target) as archive:
-                    archive.extractall(root, filter="data")
+        advice = (
+            f"put {target.name} into {target.parent} yourself, or choose another directory with "
+            "--root"
+        )
+        download(target, file.url, checksum, advice, show_progress=True)
+        if file.unpack:
+            print_plain(f"unpacking {target}")
+            with file_lock(target, advice):
+                _unpack(target, root)
 
 
-@contextlib.contextmanager
-def _download_errors(file: RemoteFile, target: Path) -> Iterator[None]:
-    import requests
-
+def _unpack(archive: Path, directory: Path) -> None:
     try:
-        yield
-    except requests.RequestException as error:
-        part = partial_path(target)
-        kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
-        raise UserError(
-            f"{file.url} could not be downloaded ({download_failure(error)}){kept}: check the "
-            f"network, or put {target.name} into {target.parent} yourself."
-        ) from error
-    except ValueError as error:  # raised by pooch if the checksum does not match
-        raise UserError(
-            f"{file.url} does not have the expected checksum; nothing was kept: start again, or "
-            f"put {target.name} into {target.parent} yourself."
-        ) from error
+        with tarfile.open(archive) as opened:
+            opened.extractall(directory, filter="data")
     except (OSError, tarfile.TarError) as error:
-        raise UserError(f"{target} cannot be written or unpacked ({error}).") from error
+        raise UserError(f"{archive} cannot be unpacked into {directory} ({error}).") from error
 
 
 def _listed_checksums(remote: RemoteDataset) -> dict[str, str]:

@@ -25,6 +25,8 @@ SIDE = 32
 
 _FOLDER = "cifar-100-python"
 _ARCHIVE = f"{_FOLDER}.tar.gz"
+_URL = f"https://www.cs.toronto.edu/~kriz/{_ARCHIVE}"
+_CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
 
 _PARTS = ("train", "test", "meta")
 MAX_DECOMPRESSED_BYTES = 1 << 30
@@ -95,39 +97,29 @@ class CifarFS(DecodedImages):
         super().__init__(root, rotations, test_rotations, normalize, augment, transforms)
 
     def _find(self, root: Path) -> Source:
-        folder, archive = root / _FOLDER, root / _ARCHIVE
-        files = [folder / part for part in _PARTS]
+        origin = root / _FOLDER
+        files = [origin / part for part in _PARTS]
         if not all(file.is_file() for file in files):
-            files = [archive]
-            if not archive.is_file():
-                self._download(archive)
-        origin = archive if files == [archive] else folder
+            origin = root / _ARCHIVE
+            files = [origin]
+        if not origin.exists():
+            advice = (
+                f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into {root}, or "
+                "set dataset.root to the directory that has it"
+            )
+            if not self.download:
+                raise UserError(
+                    f"{root} has neither {_ARCHIVE} nor the folder of its contents; {advice}, or "
+                    "set dataset.download=true."
+                )
+            data_files.download(origin, _URL, _CHECKSUM, advice)
         decode = functools.partial(read, origin, _CLASS_NAMES)
         return Source("cifar_fs", [(file.name, file) for file in files], (), decode, {"": origin})
-
-    def _download(self, archive: Path) -> None:
-        advice = (
-            f"put {_ARCHIVE} from https://www.cs.toronto.edu/~kriz/cifar.html into "
-            f"{archive.parent}, or set dataset.root to the directory that has it"
-        )
-        if not self.download:
-            raise UserError(
-                f"{archive.parent} has neither {_ARCHIVE} nor the folder of its contents; "
-                f"{advice}, or set dataset.download=true."
-            )
-        data_files.download(archive, _published_archive, "CIFAR-100", advice)
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         return {
             split: np.array([names.index(name) for name in self.classes[split]]) for split in SPLITS
         }
-
-
-def _published_archive() -> tuple[str, str]:
-    """URL and MD5 digest."""
-    from torchvision.datasets import CIFAR100
-
-    return CIFAR100.url, CIFAR100.tgz_md5
 
 
 def read(source: Path, names: Sequence[str]) -> ArraySpec:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from metadist.errors import UserError, one_line
-from metadist.files import open_regular, partial_path
+from metadist.files import open_regular, partial_path, wrap_write_errors
 from metadist.tasks.array_cache import file_lock
 
 _PHOTOMETRIC = 262  # TIFF's tag PhotometricInterpretation
@@ -72,34 +72,47 @@ def fingerprint(files: Sequence[tuple[str, Path]], *options: object) -> str:
 
 
 def download(
-    target: Path, source: Callable[[], tuple[str, str]], dataset: str, advice: str
+    target: Path, url: str, checksum: str, advice: str, show_progress: bool = False
 ) -> None:
-    """Download a file unless it exists; see `retrieve`. Other processes that need it wait.
+    """Download a file, unless it exists with this checksum. Other processes that need it wait.
+
+    If the download is interrupted, its part stays at `partial_path(target)`, and the next call
+    continues it. The file gets its name after it is verified.
 
     Args:
         target: the file to create.
-        source: a function that returns the file's URL and MD5 digest; only called if they are
-            needed, because they are torchvision's and importing it takes a second.
-        dataset: the dataset's name, for error messages.
+        url: the URL of the file.
+        checksum: the checksum, "md5:…" or "sha256:…".
         advice: what a user who cannot download the file can do.
+        show_progress: whether to show a progress bar.
 
     Raises:
-        UserError: the download fails, or the directory cannot be written to.
+        UserError: the download fails, the file has another checksum, or the directory cannot be
+            written to.
     """
-    with file_lock(target, advice):
-        if target.exists():
-            return
+    import pooch  # these take time to import
+    from requests import RequestException
+
+    pooch.get_logger().setLevel("WARNING")
+    part = partial_path(target)
+    downloader = functools.partial(_download, part, show_progress)
+    with file_lock(target, advice), wrap_write_errors(target, advice):
         try:
-            url, md5 = source()
-            retrieve(target, url, f"md5:{md5}")
-        except Exception as error:  # networks and proxies may raise anything
+            pooch.retrieve(url, checksum, target.name, target.parent, downloader=downloader)
+        except RequestException as error:
+            kept = f"; {part} is kept, and the next start continues it" if part.exists() else ""
             raise UserError(
-                f"{target.name} of {dataset} is not in {target.parent} and could not be "
-                f"downloaded ({download_failure(error)}); {advice}."
+                f"{url} could not be downloaded ({_failure(error)}){kept}: check the network, or "
+                f"{advice}."
+            ) from error
+        except ValueError as error:  # raised by pooch if the checksum does not match
+            raise UserError(
+                f"{url} does not have the expected checksum; nothing was kept: start again, or "
+                f"{advice}."
             ) from error
 
 
-def download_failure(error: Exception) -> str:
+def _failure(error: Exception) -> str:
     """Why a download failed, in one line; requests describes a lost connection in several."""
     from requests import exceptions  # takes time to import
 
@@ -111,31 +124,6 @@ def download_failure(error: Exception) -> str:
         host = urlsplit(str(error.request.url)).hostname if error.request else "the server"
         return f"the connection to {host} failed"
     return one_line(error)
-
-
-def retrieve(target: Path, url: str, checksum: str, show_progress: bool = False) -> None:
-    """Download a file, unless it exists with this checksum.
-
-    If the download is interrupted, its part stays at `partial_path(target)`, and the next call
-    continues it. The file gets its name after it is verified.
-
-    Args:
-        target: the file to create.
-        url: the URL of the file.
-        checksum: the checksum, "md5:…" or "sha256:…".
-        show_progress: whether to show a progress bar.
-
-    Raises:
-        requests.RequestException: the server cannot be reached or refuses, or the answer ends
-            early.
-        ValueError: the file has another checksum; nothing is kept.
-        OSError: the file cannot be written.
-    """
-    import pooch  # takes time to import
-
-    pooch.get_logger().setLevel("WARNING")
-    downloader = functools.partial(_download, partial_path(target), show_progress)
-    pooch.retrieve(url, checksum, target.name, target.parent, downloader=downloader)
 
 
 def _download(part: Path, show_progress: bool, url: str, output_file: Any, _: Any) -> None:

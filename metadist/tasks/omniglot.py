@@ -126,19 +126,7 @@ class Omniglot(DecodedImages):
         }
 
     def _find(self, root: Path) -> Source:
-        sources = omniglot_files.find(root)
-        missing = [name for name in omniglot_files.SETS if name not in sources]
-        if missing:
-            if not self.download:
-                files = " and ".join(missing)
-                raise UserError(
-                    f"{root} has no {files} of Omniglot, neither as a folder nor as a zip file; "
-                    f"{omniglot_files.download_advice(root, missing)}, or leave out "
-                    "dataset.download=false."
-                )
-            omniglot_files.download(root, missing)
-            sources = omniglot_files.find(root)
-        return omniglot_files.source(sources, self.size)
+        return omniglot_files.source(omniglot_files.find(root, self.download), self.size)
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         return split_characters(names, self.split, self.seed, self.validation_alphabets)

@@ -18,56 +18,50 @@ from metadist.tasks.array_cache import ArraySpec
 from metadist.tasks.data_files import decode_image, unreadable
 from metadist.tasks.decoded_images import Source
 
-SETS = ("images_background", "images_evaluation")
-"""The two sets of Omniglot."""
+CHECKSUMS = {
+    "images_background": "md5:68d2efa1b9178cc56df9314c21c6e718",
+    "images_evaluation": "md5:6b91aef0f799c5bb55b94e3f2daec811",
+}
+"""The checksums of the published zip files of the two sets."""
 
+_PUBLISHED = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 _MEMBER = re.compile(r"(images_[a-z]+)/[^/]+/character\d+/[^/]+\.png")
 MAX_MEMBER_BYTES = 1 << 20
 MAX_IMAGE_PIXELS = 1 << 20
 
 
-def find(root: Path) -> dict[str, Path]:
+def find(root: Path, download: bool) -> dict[str, Path]:
     """The sets in `root` by name, each a folder or a zip file; a folder takes precedence.
 
     The sets may also be in the subfolder `omniglot-py`, where torchvision puts them.
-    """
-    sources = {}
-    for name in SETS:
-        paths = [root / name, root / "omniglot-py" / name]
-        paths += [path.with_name(f"{name}.zip") for path in paths]
-        if existing := [path for path in paths if path.exists()]:
-            sources[name] = existing[0]
-    return sources
 
-
-def download_advice(root: Path, missing: list[str]) -> str:
-    """What a user can do if sets of Omniglot are missing."""
-    files = " and ".join(f"{name}.zip" for name in missing)
-    return (
-        f"put {files} from https://github.com/brendenlake/omniglot/tree/master/python into {root}, "
-        "or set dataset.root to the directory that has them"
-    )
-
-
-def download(root: Path, missing: list[str]) -> None:
-    """Download the zip files of sets into `root`; URLs and digests are torchvision's.
+    Args:
+        root: the directory.
+        download: whether to download the zip files of sets that are missing.
 
     Raises:
-        UserError: the download fails or `root` cannot be written to.
+        UserError: a set is missing, or the download fails.
     """
-    for name in missing:
-        data_files.download(
-            root / f"{name}.zip",
-            functools.partial(_published, name),
-            "Omniglot",
-            download_advice(root, missing),
+    sources = {}
+    for name in CHECKSUMS:
+        paths = [root / name, root / "omniglot-py" / name]
+        paths += [path.with_name(f"{name}.zip") for path in paths]
+        sources[name] = next(filter(Path.exists, paths), root / f"{name}.zip")
+    missing = [name for name, path in sources.items() if not path.exists()]
+    advice = (
+        f"put {' and '.join(f'{name}.zip' for name in missing)} from "
+        f"https://github.com/brendenlake/omniglot/tree/master/python into {root}, or set "
+        "dataset.root to the directory that has them"
+    )
+    if missing and not download:
+        raise UserError(
+            f"{root} has no {' and '.join(missing)} of Omniglot, neither as a folder nor as a zip "
+            f"file; {advice}, or leave out dataset.download=false."
         )
-
-
-def _published(name: str) -> tuple[str, str]:
-    from torchvision.datasets import Omniglot
-
-    return f"{Omniglot.download_url_prefix}/{name}.zip", Omniglot.zips_md5[name]
+    for name in missing:
+        url = f"{_PUBLISHED}/{name}.zip"
+        data_files.download(sources[name], url, CHECKSUMS[name], advice)
+    return sources
 
 
 def source(sources: dict[str, Path], size: int) -> Source:

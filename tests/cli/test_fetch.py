@@ -183,7 +183,7 @@ def test_archives_are_unpacked_and_stay_inside(server, tmp_path):
 def test_a_directory_that_cannot_be_written_is_one_sentence(server, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match=r"file \(File exists\): .*another directory with --root\.$"
+        UserError, match=r"file/folder \(Not a directory\); .*another directory with --root\.$"
     ):
         fetch(dataset(server), tmp_path / "file")
     (tmp_path / "folder").touch()
@@ -276,11 +276,11 @@ def test_the_home_directory_of_a_root_is_filled_in(monkeypatch, tmp_path):
 
 def test_the_download_of_a_run_continues_and_prints_nothing(server, tmp_path, capfd):
     server.files["data.bin"], server.truncate_at = CONTENT, 300_000
-    md5, target = checksum(CONTENT).removeprefix("md5:"), tmp_path / "a.zip"
-    with pytest.raises(UserError, match=r"a\.zip of A is not in .*; put it there\."):
-        download(target, lambda: (server.url("data.bin"), md5), "A", "put it there")
+    target, source = tmp_path / "data" / "a.zip", (server.url("data.bin"), checksum(CONTENT))
+    with pytest.raises(UserError, match=r"data\.bin.* could not .*a\.zip\.part is kept.* put it"):
+        download(target, *source, "put it there")
     assert partial_path(target).stat().st_size > 0 and not target.exists()
-    download(target, lambda: (server.url("data.bin"), md5), "A", "put it there")
+    download(target, *source, "put it there")
     assert target.read_bytes() == CONTENT and server.requests[1][1].startswith("bytes=")
     assert capfd.readouterr() == ("", "")
 

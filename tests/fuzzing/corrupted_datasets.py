@@ -131,7 +131,7 @@ def _changed_cache(
 ) -> None:
     with zipfile.ZipFile(root / f"{_SET}.zip", "w"):
         pass
-    path = root / omniglot_files.source(omniglot_files.find(root), 28).cache_name
+    path = root / omniglot_files.source(omniglot_files.find(root, download=False), 28).cache_name
     for suffix, data in intact.cache.items():
         content = corruption(data) if suffix == kind else data
         path.with_suffix(f".{suffix}").write_bytes(content)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from metadist.errors import UserError
 from metadist.tasks import (
@@ -133,25 +134,26 @@ def test_download(tmp_path, monkeypatch):
     stock = write_archive(tmp_path / "stock", contents())
     calls = []
 
-    def fetch(target, url, checksum):
+    def fetch(target, url, checksum, advice):
         calls.append((url.rpartition("/")[2], checksum))
+        target.parent.mkdir()
         shutil.copy(stock / "cifar-100-python.tar.gz", target)
 
-    monkeypatch.setattr(data_files, "retrieve", fetch)
+    monkeypatch.setattr(data_files, "download", fetch)
     CifarFS(str(tmp_path / "data"))
     assert calls == [("cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85")]
     assert (tmp_path / "data" / "cifar-100-python.tar.gz").exists()
 
 
 def test_failing_download_and_missing_files_say_what_to_do(tmp_path, monkeypatch):
-    def refuse(target, url, checksum):
-        raise RuntimeError("File not found or corrupted.")
+    def refuse(*args, **options):
+        raise requests.HTTPError("404")
 
-    monkeypatch.setattr(data_files, "retrieve", refuse)
+    monkeypatch.setattr(requests, "get", refuse)
     root = tmp_path / "data"
     root.mkdir()
     refused(root, root, "cifar-100-python.tar.gz", "dataset.root", "dataset.download=true")
-    with pytest.raises(UserError, match=r"not found or corrupted.*put cifar-100-python"):
+    with pytest.raises(UserError, match=r"gz could not be downloaded \(404.*put cifar-100-python"):
         CifarFS(str(root))
 
 

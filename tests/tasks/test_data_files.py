@@ -11,11 +11,9 @@ from PIL import Image
 from requests import exceptions
 
 from metadist.errors import UserError
-from metadist.tasks import data_files
 from metadist.tasks.data_files import (
     decode_image,
     download,
-    download_failure,
     fingerprint,
     resize_image,
 )
@@ -155,18 +153,6 @@ def test_half_transparent_pixels_are_mixed_with_white():
     assert (found == (255, 204, 204)).all()
 
 
-def test_a_file_is_downloaded_once_and_without_a_progress_bar(tmp_path, monkeypatch, capfd):
-    def fetch(target, url, checksum):
-        target.write_text(f"{url} {checksum}")
-
-    monkeypatch.setattr(data_files, "retrieve", fetch)
-    target = tmp_path / "data" / "a.zip"
-    for md5 in ("first", "second"):
-        download(target, lambda md5=md5: ("https://a", md5), "A", "put it there")
-        assert target.read_text() == "https://a md5:first"
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -176,5 +162,12 @@ def test_a_file_is_downloaded_once_and_without_a_progress_bar(tmp_path, monkeypa
         (exceptions.HTTPError("404"), "404"),
     ],
 )
-def test_why_a_download_failed(error, reason):
-    assert download_failure(error) == reason
+def test_why_a_download_failed(tmp_path, monkeypatch, error, reason):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr("requests.get", fail)
+    with pytest.raises(UserError) as caught:
+        download(tmp_path / "a.zip", "https://a", "md5:0", "put it there")
+    message = f"https://a could not be downloaded ({reason}): check the network, or put it there."
+    assert str(caught.value) == message

@@ -3,6 +3,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import requests
 from omniglot_tree import (
     SMALL,
     by_name,
@@ -64,12 +65,12 @@ def test_download_fetches_what_is_missing(tmp_path, monkeypatch):
     (root / "images_evaluation.zip").unlink()
     calls = []
 
-    def fetch(target, url, checksum):
+    def fetch(target, url, checksum, advice):
         calls.append(url)
         assert len(checksum) == len("md5:") + 32
         shutil.copy(stock / url.rpartition("/")[2], target)
 
-    monkeypatch.setattr(data_files, "retrieve", fetch)
+    monkeypatch.setattr(data_files, "download", fetch)
     assert len(by_name(Omniglot(str(root)))) == 7
     assert len(calls) == 1
     assert calls[0].startswith("https://")
@@ -77,10 +78,10 @@ def test_download_fetches_what_is_missing(tmp_path, monkeypatch):
 
 
 def test_failing_download_says_where_to_put_the_files(tmp_path, monkeypatch, capfd):
-    def refuse(target, url, checksum):
-        raise OSError("network is\nunreachable")
+    def refuse(*args, **options):
+        raise requests.HTTPError("network is\nunreachable")
 
-    monkeypatch.setattr(data_files, "retrieve", refuse)
+    monkeypatch.setattr(requests, "get", refuse)
     root = tmp_path / "new"
     with pytest.raises(UserError) as error:
         Omniglot(str(root))
