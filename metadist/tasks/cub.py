@@ -64,7 +64,7 @@ class CUB(DecodedImages):
         for folder in FOLDERS:
             if (root / folder / "001.Black_footed_Albatross").is_dir():
                 classes = image_files.class_folders(root / folder)
-                return image_source(f"cub_{self.size}px", root, classes, self.size)
+                return image_source(f"cub_{self.size}px", classes, self.size)
         raise UserError(
             f"{root} has no species of CUB-200-2011, in CUB_200_2011/images/"
             "001.Black_footed_Albatross and so on: run metadist fetch cub, or set dataset.root to "

@@ -208,32 +208,23 @@ class DecodedImages(ImageClasses, ABC):
         }
 
 
-def image_source(
-    stem: str, root: Path, classes: Sequence[ImageClass], size: int, mode: str = "RGB"
-) -> Source:
+def image_source(stem: str, classes: Sequence[ImageClass], size: int, mode: str = "RGB") -> Source:
     """The source of images in files of their own.
 
     Args:
         stem: the stem of the cached file's name.
-        root: the directory that has the files.
         classes: the classes; those without files are left out.
         size: height and width, in pixels.
         mode: "RGB"; or "L" for greyscale images, which have no channel dimension.
     """
-    files = [(each, file) for each in classes for file in each.files]
-    names = [f"{each.full_name}/{file.name}" for each, file in files]
-    # Two lists may name the same files in the same order for different classes.
-    named = [
-        (f"{each.full_name} {file.relative_to(root).as_posix()}", file) for each, file in files
-    ]
+    files = [file for each in classes for file in each.files]
+    names = [f"{each.full_name}/{file.name}" for each in classes for file in each.files]
     shape = (3, size, size) if mode == "RGB" else (size, size)
 
     def decode() -> ArraySpec:
-        return ArraySpec(
-            shape, names, image_files.decode_files([file for _, file in files], mode, size)
-        )
+        return ArraySpec(shape, names, image_files.decode_files(files, mode, size))
 
-    return Source(stem, named, (size, mode), decode)
+    return Source(stem, [*zip(names, files, strict=True)], (size, mode), decode)
 
 
 def _class_sizes(names: Sequence[str]) -> Counter[str]:

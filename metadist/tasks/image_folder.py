@@ -98,7 +98,7 @@ class ImageFolder(DecodedImages):
                 ", …" if len(empty) > _SHOWN else "",
             )
         stem, mode = f"folder_{self.size}px_{self.channels}", "RGB" if self.channels == 3 else "L"
-        return image_source(stem, root, classes, self.size, mode)
+        return image_source(stem, classes, self.size, mode)
 
     def _split(self, names: Sequence[str], root: Path) -> dict[str, np.ndarray]:
         fractions: Mapping[str, float] = {}

@@ -65,7 +65,7 @@ class MiniImageNet(DecodedImages):
 
     def _find(self, root: Path) -> Source:
         if classes := image_files.find_classes_of_splits(root):
-            return image_source(self.dataset_name, root, classes, mini_imagenet_files.SIDE)
+            return image_source(self.dataset_name, classes, mini_imagenet_files.SIDE)
         pickles = mini_imagenet_files.find(root)
         files = [(file.name, file) for file in pickles.values()]
         decode = functools.partial(mini_imagenet_files.decode, pickles)

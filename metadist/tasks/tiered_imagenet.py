@@ -53,7 +53,7 @@ class TieredImageNet(DecodedImages):
             if all(file.is_file() for _, file in files):
                 return Source(self.dataset_name, files, (), functools.partial(_decode, pickles))
         if classes := image_files.find_classes_of_splits(root):
-            return image_source(self.dataset_name, root, classes, SIDE)
+            return image_source(self.dataset_name, classes, SIDE)
         raise UserError(
             f"{root} has neither train_images_png.pkl and train_labels.pkl of tieredImageNet, with "
             "those of val and test, nor folders train, val and test of class folders: run metadist "
