@@ -26,7 +26,7 @@ from fuzzing.corruption import (
 from metadist.tasks import array_cache, omniglot_files
 
 _SET, _OTHER = "images_background", "images_evaluation"
-_CHARACTERS, _EXAMPLES = 964, 20
+_CHARACTERS, _OTHER_CHARACTERS, _EXAMPLES = 964, 659, 20
 _FIRST = 2  # number of characters of the alphabet that is read first
 _ALPHABET_SIZE = 40
 _LAST_ALPHABET = f"Alphabet{(_CHARACTERS - _FIRST) // _ALPHABET_SIZE:02d}"  # has fewer
@@ -123,6 +123,14 @@ def _changed_archive(
 
 def _changed_image(root: Path, intact: _IntactFiles, touch: Callable[[Path], object]) -> None:
     _linked(intact.folder, root / _SET)
+    other, alphabet = root / _OTHER, intact.folder / "Alphabet00"  # as large as Omniglot's
+    rest = other / "Rest"
+    rest.mkdir(parents=True)
+    whole, left = divmod(_OTHER_CHARACTERS, _ALPHABET_SIZE)
+    for number in range(whole):
+        (other / f"Alphabet{number:02d}").symlink_to(alphabet)
+    for character in sorted(alphabet.iterdir())[:left]:
+        (rest / character.name).symlink_to(character)
     touch(root / _EARLY)
 
 
