@@ -6,9 +6,9 @@ parity            float64 loss and gradient of a meta-batch on the GPU against t
 tasks             tasks made from images on the GPU against those made on the CPU, bit for bit
 synchronizations  how often an outer step of tasks that are on the GPU waits for it
 trace             a torch.profiler trace of one step, trace.json
-speed             tasks per second by precision, eager, captured as a CUDA graph and compiled,
-                  relative to a hand-written loop over the tasks with PyTorch's defaults; the first
-                  step of a captured or compiled cell includes capture or compilation
+speed             tasks per second by precision, eager and captured as a CUDA graph, relative to a
+                  hand-written loop over the tasks with PyTorch's defaults; the first step of a
+                  captured cell includes the capture
 
 Images are random. A cell that fails is a row with the reason. The exit status is 1 if a check has
 failed. --device cpu --quick runs the same on a CPU with small sizes.

@@ -28,8 +28,6 @@ from metadist.training.gpu_memory import gpu_chunk_size
 
 WAYS = 5
 INNER_LR = 0.4
-COMPILED_CHUNK = 8
-"""Tasks in a compiled chunk if tasks are so large that they are not batched by default."""
 DISTINCT_TASKS = 32
 REPEATS = 5
 CELL_SECONDS = 6.0
@@ -62,7 +60,7 @@ SMALL = (Problem("max-pool, 2 queries", 16, 4, "max", 2),)
 
 
 class Cell(NamedTuple):
-    """One measurement: "loop", "eager", "captured" or "compiled"."""
+    """One measurement: "loop", "eager" or "captured"."""
 
     problem: Problem
     mode: str
@@ -147,9 +145,7 @@ def loop_step(problem: Problem, tasks: RandomTasks, count: int) -> Callable[[], 
     return step
 
 
-def metadist_step(
-    cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int
-) -> Callable[[], None]:
+def metadist_step(cell: Cell, tasks: RandomTasks, device: torch.device) -> Callable[[], None]:
     """A worker's computation in a step: stack the tasks in chunks, and sum up their gradients."""
     if supported_precision(cell.precision, device) != cell.precision:
         raise ValueError(f"{device} has no {cell.precision}")
@@ -157,13 +153,10 @@ def metadist_step(
     size: ChunkSize = "auto"
     if device.type == "cuda":
         size = gpu_chunk_size(learner, tasks, device, cell.precision)
-    if cell.mode != "eager":
+    if cell.mode == "captured":
         elements = input_elements(tasks.episodes[0])
-        most = max_chunk_size(learner, elements, device, size) or COMPILED_CHUNK
-        # One compiled step for all numbers of tasks; a captured one is cheap.
-        size = min(most, smallest if cell.mode == "compiled" else cell.tasks)
-        backend = "inductor" if cell.mode == "compiled" else "cudagraphs"
-        compiled = CompileOptions(cell.problem.name, size, backend)
+        size = min(max_chunk_size(learner, elements, device, size), cell.tasks)
+        compiled = CompileOptions(cell.problem.name, size, captures=True)
     mapper = TrainMapper(
         WorkerLocal("speed", tasks), str(device), size, precision=cell.precision, compiled=compiled
     )
@@ -172,14 +165,14 @@ def metadist_step(
     return lambda: mapper.weighted_sum([((learner, batch), {})], [1.0], inputs) and None
 
 
-def measure(cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int) -> dict[str, Any]:
+def measure(cell: Cell, tasks: RandomTasks, device: torch.device) -> dict[str, Any]:
     """Measure the first step's time, the later steps' median tasks per second, and peak memory."""
     if cell.mode == "captured" and device.type != "cuda":
         raise ValueError(f"no CUDA graphs on {device.type}")
     if cell.mode == "loop":
         step = loop_step(cell.problem, tasks, cell.tasks)
     else:
-        step = metadist_step(cell, tasks, device, smallest)
+        step = metadist_step(cell, tasks, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds: list[float] = []
@@ -204,11 +197,12 @@ def measure(cell: Cell, tasks: RandomTasks, device: torch.device, smallest: int)
 
 @contextlib.contextmanager
 def compilation_errors() -> Iterator[list[str]]:
-    """Collect the warnings about steps that could not be compiled and run eagerly instead."""
+    """Collect the messages about steps that could not be captured and run eagerly instead."""
     messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
+    handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("metadist.training.compiled_steps")
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield messages
@@ -219,7 +213,7 @@ def compilation_errors() -> Iterator[list[str]]:
 def speed(
     problems: tuple[Problem, ...], counts: tuple[int, ...], device: torch.device, deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """Measure all cells; cells that take long to compile come last.
+    """Measure all cells.
 
     Args:
         problems: the problems.
@@ -238,38 +232,26 @@ def speed(
             ("eager", "captured"), problems, PRECISIONS, counts
         )
     ]
-    cells += [
-        Cell(problem, "compiled", precision, count)
-        for precision, problem, count in itertools.product(PRECISIONS, problems, counts)
-    ]
     loops: dict[tuple[str, int], float] = {}
-    not_compiled: dict[tuple[str, Precision], str] = {}  # failures, which are not tried again
     for cell in cells:
         row = {**cell._asdict(), "problem": cell.problem.name}
-        form = (cell.problem.name, cell.precision)
-        if cell.mode == "compiled" and form in not_compiled:
-            yield row | {"reason": not_compiled[form]}
-            continue
         try:
             with until(deadline):
                 tasks = RandomTasks(cell.problem, device, torch.float32)
-                row |= measure(cell, tasks, device, min(counts))
+                row |= measure(cell, tasks, device)
         except OutOfTime:
             row["reason"] = "not run: out of time"
         except torch.OutOfMemoryError:
             row["reason"] = "out of memory"
         except Exception as error:
             row["reason"] = first_line(error)[:160]
-            if cell.mode == "compiled":
-                not_compiled[form] = row["reason"]
         else:
             key, tasks_per_second = (cell.problem.name, cell.tasks), row["tasks_per_second"]
             if cell.mode == "loop":
                 loops[key] = tasks_per_second
             if key in loops:
                 row["ratio"] = tasks_per_second / loops[key]
-        if cell.mode == "captured":
-            compiled_steps.clear()
+        compiled_steps.clear()
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()

@@ -26,7 +26,7 @@ from metadist.reports import CONFIG_FILE, ERROR_FILE, RESULTS_FILE
 from metadist.training import Experiment, Interrupted, resolve_device
 from metadist.training.batching import ChunkSize
 from metadist.training.compilation import compile_step, with_chunk_size
-from metadist.training.compiled_steps import FAILED
+from metadist.training.compiled_steps import failure, log_eager
 from metadist.training.partition_check import partition_digest
 
 _log = logging.getLogger(__name__)
@@ -224,20 +224,18 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
     mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]
     if len(set(sizes)) > 1:  # of different GPUs
         smallest = min(size for size in sizes if isinstance(size, int))
-        batch = experiment.trainer_config.meta_batch_size
-        experiment.train_mapper = mapper = with_chunk_size(mapper, smallest, batch)
+        mapper = with_chunk_size(mapper, smallest, experiment.trainer_config)
+        experiment.train_mapper = mapper
     compiled = mapper.compiled
     failed_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.compile_error]
     if failed_ranks:
         experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
-        if get_rank() == 0 and compiled is not None:
-            _log.log(
-                logging.WARNING if compiled.backend == "inductor" else logging.INFO,
-                "the outer step runs eagerly: on rank %s %s (%s); trainer.compile=false avoids the "
-                "attempt",
-                ", ".join(map(str, failed_ranks)),
-                FAILED[compiled.backend],
-                outcomes[failed_ranks[0]].compile_error,
+        if compiled is not None:
+            ranks, reason = ", ".join(map(str, failed_ranks)), outcomes[failed_ranks[0]]
+            log_eager(
+                compiled,
+                f"on rank {ranks} {failure(compiled)} ({reason.compile_error}); "
+                "trainer.compile=false avoids the attempt",
             )
 
 

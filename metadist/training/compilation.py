@@ -17,7 +17,7 @@ from metadist.training.batching import (
     input_elements,
     max_chunk_size,
 )
-from metadist.training.compiled_steps import CompileOptions, replays_graph
+from metadist.training.compiled_steps import CompileOptions
 from metadist.training.experiment import Experiment, TrainerConfig, make_batch
 from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import TrainMapper
@@ -38,10 +38,10 @@ def compile_options(
 ) -> CompileOptions | None:
     """Options for compiling the outer step of a run; None if it runs eagerly. Any rank may call it.
 
-    With `compile="auto"`, a GPU captures the eager step as a CUDA graph, and a CPU compiles the
-    step of a model without convolutions in a long run. The step of a learner that computes one task
-    at a time, has buffers or draws random numbers is neither captured nor compiled; with
-    `compile=true`, rank zero logs the reason.
+    A GPU captures the eager step as a CUDA graph; with `compile="auto"`, a CPU compiles the step of
+    a model without convolutions in a long run. The step of a learner that computes one task at a
+    time, has buffers or draws random numbers is neither captured nor compiled; with `compile=true`,
+    rank zero logs the reason.
 
     On a CPU, the chunk size does not depend on the number of workers, so that all use one compiled
     form. A GPU computes padding at full cost, and its chunks are parts of its share of the tasks.
@@ -68,7 +68,7 @@ def compile_options(
             "which computes one task at a time: leave it out, or take a linear reducer with "
             "strategy.gradient=worker or strategy.engine=sum."
         )
-    on_gpu = replays_graph(device)
+    on_gpu = device.type == "cuda"
     convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
     long_and_small = not convolutions and trainer.iterations >= _MIN_COMPILED
     worthwhile = on_gpu or (device.type == "cpu" and long_and_small)
@@ -79,9 +79,8 @@ def compile_options(
     size = _compiled_chunk_size(largest, trainer.meta_batch_size, on_gpu)
     reason = _why_eager(learner, size)
     if reason is None:
-        captured = on_gpu and trainer.compile == "auto"
         digest = hashlib.sha256(configuration.encode()).hexdigest()
-        return CompileOptions(digest, size, "cudagraphs" if captured else "inductor")
+        return CompileOptions(digest, size, on_gpu)
     if trainer.compile is True and get_rank() == 0:
         _log.warning("the outer step runs eagerly: trainer.compile=true does not apply, %s", reason)
     return None
@@ -93,21 +92,20 @@ def _compiled_chunk_size(largest: int, meta_batch_size: int, on_gpu: bool) -> in
     return equal_chunk_size(tasks, largest) if largest else 0
 
 
-def with_chunk_size(mapper: TrainMapper, size: ChunkSize, meta_batch_size: int) -> TrainMapper:
+def with_chunk_size(mapper: TrainMapper, size: ChunkSize, trainer: TrainerConfig) -> TrainMapper:
     """A mapper of a GPU with another chunk size, also of its compiled step.
 
     Args:
         mapper: the mapper.
         size: the largest number of tasks in a chunk; "auto" if tasks have different shapes, whose
-            steps are not captured, as each shape would need a graph.
-        meta_batch_size: the number of tasks of all workers in a step.
+            steps are not captured with `compile="auto"`, as each shape needs a graph.
+        trainer: the trainer's configuration.
     """
     compiled = mapper.compiled
     if compiled is not None and size != "auto":
-        compiled = compiled._replace(
-            chunk_size=_compiled_chunk_size(size, meta_batch_size, on_gpu=True)
-        )
-    elif compiled is not None and compiled.backend == "cudagraphs":
+        chunk_size = _compiled_chunk_size(size, trainer.meta_batch_size, on_gpu=True)
+        compiled = compiled._replace(chunk_size=chunk_size)
+    elif trainer.compile == "auto":
         compiled = None
     return replace(mapper, chunk_size=size, compiled=compiled)
 
@@ -132,7 +130,7 @@ def compile_step(experiment: Experiment) -> str | None:
         The reason why it cannot be compiled; None if it can, or is run eagerly.
     """
     compiled = experiment.train_mapper.compiled
-    if compiled is not None and compiled.backend == "inductor" and get_rank() == 0:
+    if compiled is not None and not compiled.captures and get_rank() == 0:
         _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
     keys = task_keys(0, "train", 0, range(1))
     return experiment.train_mapper.compile(experiment.learner, make_batch(experiment, keys))

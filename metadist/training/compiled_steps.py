@@ -1,14 +1,14 @@
 """Compiled and captured forms of the outer step.
 
-On a GPU, the eager step is captured as a CUDA graph. The compiled form is recorded from the eager
-one with `make_fx`, including the inner gradients and the derivative through them, and compiled with
+On a GPU, the eager step is captured as a CUDA graph. On other devices, it is recorded with
+`make_fx`, including the inner gradients and the derivative through them, and compiled with
 TorchInductor. Both have one shape: chunks with fewer tasks are padded with tasks of weight zero.
 """
 
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import optree
 import torch
@@ -25,20 +25,8 @@ from metadist.training.outer_step import StepArguments, StepSum, outer_step
 
 _log = logging.getLogger(__name__)
 
-_CALLS_UNTIL_READY = 3
-"""TorchInductor records a CUDA graph in the second call and replays it from the third one on."""
-
-Backend = Literal["inductor", "cudagraphs"]
-"""What makes the compiled form of a step; see `CompileOptions`."""
-
 _RECOMPILE_LIMIT = 8
 """The most compiled steps of a run: one for each shape of tasks and set of trained parameters."""
-
-FAILED: dict[Backend, str] = {
-    "inductor": "it cannot be compiled",
-    "cudagraphs": "it cannot be captured as a CUDA graph",
-}
-"""What the message about a step that runs eagerly says, by the backend that failed."""
 
 
 class CompileOptions(NamedTuple):
@@ -48,13 +36,13 @@ class CompileOptions(NamedTuple):
         configuration: a digest of the configuration that the learner was built from. Learners with
             the same digest differ in the values of their parameters only.
         chunk_size: number of tasks in a compiled chunk.
-        backend: "inductor" for TorchInductor; "cudagraphs", on a GPU only, to capture the eager
-            step as a CUDA graph, with the same bits in chunks of `chunk_size` tasks.
+        captures: whether to capture the eager step as a CUDA graph, with the same bits in chunks of
+            `chunk_size` tasks, instead of compiling it with TorchInductor.
     """
 
     configuration: str
     chunk_size: int
-    backend: Backend = "inductor"
+    captures: bool = False
 
 
 class _CompiledStep(NamedTuple):
@@ -96,11 +84,7 @@ class CompiledSteps:
                 return step.run(*inputs)
         if (options, step.error) not in self._logged:
             self._logged.add((options, step.error))
-            asked_for = options.backend == "inductor"
-            level = logging.WARNING if asked_for and get_rank() == 0 else logging.INFO
-            _log.log(
-                level, "the outer step runs eagerly: %s (%s)", FAILED[options.backend], step.error
-            )
+            log_eager(options, f"{failure(options)} ({step.error})")
         return outer_step(arguments)
 
     def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
@@ -145,6 +129,18 @@ class CompiledSteps:
         return step
 
 
+def failure(options: CompileOptions) -> str:
+    """What the log says about a step that cannot be compiled or captured."""
+    return f"it cannot be {'captured as a CUDA graph' if options.captures else 'compiled'}"
+
+
+def log_eager(options: CompileOptions, reason: str) -> None:
+    """Log on rank zero that the step runs eagerly; as a warning if it was to be compiled."""
+    if get_rank() == 0:
+        level = logging.INFO if options.captures else logging.WARNING
+        _log.log(level, "the outer step runs eagerly: %s", reason)
+
+
 def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
     """Parameters, episodes and weights of a chunk, padded to `chunk_size` tasks with weight zero.
 
@@ -165,10 +161,8 @@ def _compile(options: CompileOptions, arguments: StepArguments, inputs: Any) -> 
     try:
         constants = Constants(arguments.learner)
         step = functools.partial(_eager, arguments)
-        compiled = compile_outer_step(step, inputs, options.backend)
-        on_gpu = replays_graph(arguments.episodes.query.inputs.device)
-        for _ in range(_CALLS_UNTIL_READY if on_gpu and options.backend == "inductor" else 1):
-            compiled(*inputs)
+        compiled = compile_outer_step(step, inputs, options.captures)
+        compiled(*inputs)
         if changed := constants.changed_names(arguments.learner):
             raise RuntimeError(f"its forward changes the learner's {', '.join(changed)}")
         _require_same_loss(step, compiled, inputs)
@@ -211,14 +205,14 @@ def _eager(
 
 
 def compile_outer_step(
-    step: Callable[..., StepSum], arguments: Any, backend: Backend
+    step: Callable[..., StepSum], arguments: Any, captures: bool
 ) -> Callable[..., StepSum]:
     """Compile or capture a step for the structure and the shapes of its arguments.
 
     Args:
         step: a function of parameters, episodes and weights.
         arguments: examples of parameters, episodes and weights.
-        backend: see `CompileOptions`.
+        captures: see `CompileOptions`.
     """
     structure: Any = None
     dtypes: list[torch.dtype | None] = []
@@ -233,17 +227,13 @@ def compile_outer_step(
         return outputs
 
     leaves, inputs = optree.tree_flatten(arguments)
-    replays = replays_graph(leaves[0].device)
-    if backend == "inductor":
-        run = _inductor_compiled(flat, leaves, replays)
-    else:
-        run = capture(flat, leaves)
+    run = (capture if captures else _inductor_compiled)(flat, leaves)
 
     def compiled(*arguments: Any) -> StepSum:
         with torch.no_grad():
             tree: Any = arguments
             outputs: Any = run(*optree.tree_leaves(tree))
-            if replays:  # the next replay writes into the same memory
+            if captures:  # the next replay writes into the same memory
                 outputs = [output.clone() for output in outputs]
             result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
         return StepSum(result, gradients, dtypes)
@@ -252,9 +242,10 @@ def compile_outer_step(
 
 
 def _inductor_compiled(
-    function: Callable[..., list[Tensor]], leaves: list[Any], replays: bool
+    function: Callable[..., list[Tensor]], leaves: list[Any]
 ) -> Callable[..., Any]:
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes time to import
+    from torch import _inductor  # these take time to import
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     with pytorch_operations():
         # With fake tensors, control flow that depends on values raises an error. With real ones,
@@ -264,19 +255,10 @@ def _inductor_compiled(
         if getattr(node.target, "namespace", "") == "profiler":  # would split the graph
             graph.graph.erase_node(node)
     graph.recompile()
-    if replays:
-        return torch.compile(graph, dynamic=False, mode="reduce-overhead")
-    from torch import _inductor
-
     # `torch.compile` would check the inputs in each call, which takes 90 microseconds: the key of
     # `CompiledSteps` has what the code depends on. A C++ wrapper of the kernels is called faster.
     with torch.no_grad():
         return _inductor.compile(graph, leaves, options={"cpp_wrapper": True})
-
-
-def replays_graph(device: torch.device) -> bool:
-    """Whether a compiled step is replayed as a CUDA graph."""
-    return device.type == "cuda"
 
 
 def _pad(tensor: Tensor, tasks: int) -> Tensor:

@@ -55,10 +55,10 @@ class TrainerConfig:
             a training step takes at most 40% of the memory. Training with the engine "ddp", with
             distributed autograd or with a reducer that is not a weighted sum computes one task at
             a time.
-        compile: whether to compile the outer step of batched tasks with TorchInductor; on a GPU it
-            is then replayed as a CUDA graph. "auto" compiles models without convolutions on CPUs,
-            from 5,000 iterations on, where most of the time is spent on launching operations; on a
-            GPU, it captures the eager step as a CUDA graph, with the same bits.
+        compile: whether to compile the outer step of batched tasks with TorchInductor; on a GPU,
+            the eager step is captured as a CUDA graph instead, with the same bits. "auto" captures
+            on GPUs, and on CPUs compiles models without convolutions, from 5,000 iterations on,
+            where most of the time is spent on launching operations.
         precision: the precision of the tasks' computation, in training and evaluation; parameters,
             optimizer and sums over tasks keep their types. "float32" is float32 in convolutions,
             too, for which CUDA's default is TensorFloat-32. "tf32" multiplies matrices and

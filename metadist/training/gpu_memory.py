@@ -34,7 +34,7 @@ def measure_chunk_size(experiment: Experiment) -> None:
         and experiment.strategy.sums_on_workers
     ):
         size = gpu_chunk_size(experiment.learner, experiment.tasks, device, mapper.precision)
-        experiment.train_mapper = with_chunk_size(mapper, size, trainer.meta_batch_size)
+        experiment.train_mapper = with_chunk_size(mapper, size, trainer)
 
 
 def gpu_chunk_size(

@@ -38,21 +38,18 @@ def test_what_is_compiled_by_default():
     assert options(images, glyph_tasks, compile=True).chunk_size == 16
 
 
-def test_on_gpus_steps_are_captured_by_default_and_chunks_are_no_larger_than_shards(monkeypatch):
-    """A simulated GPU: what is compiled depends on its type alone."""
-    monkeypatch.setattr("metadist.training.compilation.replays_graph", lambda device: True)
+def test_on_gpus_steps_are_captured_and_chunks_are_no_larger_than_shards(monkeypatch):
     strategy = LocalStrategy(batch_partitioner, mean_reducer)
 
     def options(workers, **trainer):
         monkeypatch.setattr("metadist.training.compilation.get_world_size", lambda: workers)
         config = TrainerConfig(meta_batch_size=7, **trainer)
-        arguments = (*reversed(glyphs()), torch.device("cpu"), "text", strategy)
+        arguments = (*reversed(glyphs()), torch.device("cuda"), "text", strategy)
         return compile_options(config, *arguments)
 
-    assert options(1)[1:] == (7, "cudagraphs")
-    assert options(2)[1:] == (4, "cudagraphs")
-    assert options(1, task_chunk_size=6)[1:] == (4, "cudagraphs")  # not 6 and 1
-    assert options(2, compile=True)[1:] == (4, "inductor")
+    assert options(1)[1:] == (7, True)
+    assert options(2)[1:] == options(2, compile=True)[1:] == (4, True)
+    assert options(1, task_chunk_size=6)[1:] == (4, True)  # not 6 and 1
     assert options(1, compile=False) is None
 
 

@@ -146,33 +146,6 @@ def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split(form):
         assert torch.equal(found, sum(pieces))
 
 
-def test_replays_into_the_same_memory_do_not_overwrite_earlier_results(monkeypatch):
-    modes = []
-
-    def compile_graph(graph, dynamic, mode):
-        memory = []
-
-        def replay(*leaves):
-            outputs = graph(*leaves)
-            memory.extend(map(torch.clone, outputs[len(memory) :]))
-            for place, output in zip(memory, outputs, strict=True):
-                place.copy_(output)
-            return memory
-
-        modes.append(mode)
-        return replay
-
-    monkeypatch.setattr(torch, "compile", compile_graph)
-    monkeypatch.setattr("metadist.training.compiled_steps.replays_graph", lambda device: True)
-    learner, tasks = sinusoid()
-    eager = response(learner, tasks, 6)  # in two chunks
-    found = response(learner, tasks, 6, CompileOptions("replayed", 4))
-    assert modes == ["reduce-overhead"]
-    torch.testing.assert_close(found.value.loss, eager.value.loss)
-    for mine, other in zip(found.gradients.by_input, eager.gradients.by_input, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
-
-
 @pytest.fixture
 def captured(monkeypatch):
     """The number of tasks of each captured step; a stand-in for CUDA graphs.
@@ -194,7 +167,6 @@ def captured(monkeypatch):
         return replay
 
     monkeypatch.setattr("metadist.training.compiled_steps.capture", capture)
-    monkeypatch.setattr("metadist.training.compiled_steps.replays_graph", lambda device: True)
     with pytorch_operations():
         yield sizes
 
@@ -202,7 +174,7 @@ def captured(monkeypatch):
 def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
     learner, tasks = sinusoid()
     halves = [response(learner, tasks, 4, first=first) for first in (0, 4)]
-    found = response(learner, tasks, 8, CompileOptions("captured", 4, "cudagraphs"))
+    found = response(learner, tasks, 8, CompileOptions("captured", 4, captures=True))
     assert captured == [4]
     assert torch.equal(found.value.loss, sum(half.value.loss for half in halves))
     parts = [half.gradients.by_input for half in halves]
@@ -213,7 +185,7 @@ def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
 def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog, monkeypatch):
     monkeypatch.setattr("metadist.training.compiled_steps._RECOMPILE_LIMIT", 2)
     caplog.set_level(logging.INFO, "metadist")
-    learner, options = sinusoid(1)[0], CompileOptions("shapes", 2, "cudagraphs")
+    learner, options = sinusoid(1)[0], CompileOptions("shapes", 2, captures=True)
     for queries in range(1, 4):
         response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, options)
     assert captured == [2] * 2
@@ -249,7 +221,7 @@ class Draws(MAML):
 )
 def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured, caplog):
     caplog.set_level(logging.INFO, "metadist")
-    (model, tasks), options = sinusoid(), CompileOptions(reason, 4, "cudagraphs")
+    (model, tasks), options = sinusoid(), CompileOptions(reason, 4, captures=True)
     learner = algorithm(model.model, True, 0.01).train()
     losses = {response(learner, tasks, 4, options).value.loss.item() for _ in range(3)}
     assert len(losses) == 3
@@ -258,7 +230,7 @@ def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured,
 
 
 def test_a_hook_that_was_added_is_called(captured):
-    (learner, tasks), options = sinusoid(1), CompileOptions("hooks", 4, "cudagraphs")
+    (learner, tasks), options = sinusoid(1), CompileOptions("hooks", 4, captures=True)
     before = response(learner, tasks, 4, options).value.loss
     with learner.model.register_forward_hook(lambda module, inputs, outputs: outputs + 100):
         assert response(learner, tasks, 4, options).value.loss > 100 * before
@@ -341,7 +313,7 @@ def test_a_test_between_steps_leaves_the_step_compiled(form, caplog):
 
 
 def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
-    def compile_until_stopped(step, inputs, backend):
+    def compile_until_stopped(step, inputs, captures):
         raise Interrupted(15, "stopped outside of training")
 
     monkeypatch.setattr(
