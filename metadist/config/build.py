@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
 from metadist.distributed.partitioners import DimPartitioner
 from metadist.distributed.reducers import LinearReducer
-from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.distributed.world import usable_cpus
 from metadist.errors import UserError
 from metadist.kernels import tune_malloc
@@ -129,7 +127,7 @@ def assemble_experiment(
     compiled = None
     if "train" in splits:
         compiled = compile_options(trainer, tasks, learner.train(), device, repr(plain), strategy)
-    local_tasks = _on_this_worker(tasks)
+    local_tasks = current_job().worker_local("tasks", tasks)
     return Experiment(
         name=name,
         title=_title(tasks, learner, strategy),
@@ -259,15 +257,6 @@ def _strategy(
         # The result is the same, and a shard per task takes longer.
         strategy.partitioner = partitioner.with_one_shard_per_worker()
     return strategy
-
-
-def _on_this_worker(tasks: TaskDistribution) -> WorkerLocal:
-    """A handle to the tasks, by which a mapper finds those of the worker that it runs on."""
-    # Every rank builds a job's experiments in the same order, so the names agree.
-    local = WorkerLocal(current_job().new_name("tasks"), tasks)
-    # The dataset is freed together with the experiment.
-    weakref.finalize(local, delete_worker_local, local.name).atexit = False
-    return local
 
 
 def _check_type(built: Any, base: type, path: str, node: Any) -> None:

@@ -6,8 +6,9 @@ with a rendezvous.
 
 import os
 import secrets
+import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -21,7 +22,7 @@ from metadist.distributed.store import (
     node_name,
     world_store,
 )
-from metadist.distributed.worker_local import delete_worker_local
+from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.distributed.world import get_world_info, host_name, restart_count
 
 T = TypeVar("T")
@@ -68,10 +69,19 @@ class Job:
         if heartbeat is not None:
             heartbeat.end()
 
-    def new_name(self, prefix: str) -> str:
-        """A name for a `WorkerLocal` of this job: the n-th call gives all ranks the same name."""
+    def worker_local(self, prefix: str, value: Any) -> WorkerLocal:
+        """A handle to a value of this rank, which is deleted with the handle or at the next job.
+
+        The n-th call gives all ranks the same name. Every rank calls it as often as the others.
+
+        Args:
+            prefix: the first part of the name.
+            value: this rank's value.
+        """
         self._names += 1
-        return f"{self.key}/{prefix}/{self._names}"
+        local = WorkerLocal(f"{self.key}/{prefix}/{self._names}", value)
+        weakref.finalize(local, delete_worker_local, local.name).atexit = False
+        return local
 
     def claim_first_failure(self) -> bool:
         """Claim that this rank failed first. Any rank calls it after an error.

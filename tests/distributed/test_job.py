@@ -109,8 +109,7 @@ def test_a_slow_store_is_reachable_until_the_heartbeat_gives_it_up(monkeypatch):
 
 def test_a_new_job_forgets_the_worker_local_values_of_the_one_before():
     job = begin_job(10.0, print)
-    names = [job.new_name("tasks") for _ in range(2)]
-    values = [WorkerLocal(name, index) for index, name in enumerate(names)]
+    values = [job.worker_local("tasks", index) for index in range(2)]
     kept = WorkerLocal("kept", 5)
     assert [each.value for each in values] == [0, 1]
     begin_job(10.0, print).end()
