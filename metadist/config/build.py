@@ -36,7 +36,6 @@ from metadist.training import (
     Strategy,
     TrainerConfig,
     TrainMapper,
-    compile_options,
     initialize,
     resolve_device,
     restore,
@@ -54,7 +53,8 @@ def build_experiment(
 ) -> Experiment:
     """Build everything that a run needs and restore its checkpoint. Every rank calls it.
 
-    A run that does not resume starts with the weights of `init_from`, if it is given.
+    A run that does not resume starts with the weights of `init_from`, if it is given. The outer
+    step runs eagerly; `metadist.training.compile_step` compiles it.
 
     Args:
         configuration: the configuration, composed from `conf/maml.yaml` or `conf/ddp.yaml`.
@@ -100,7 +100,7 @@ def assemble_experiment(
         name: see `build_experiment`.
         settings: see `build_experiment`.
         locate: the function that imports the targets; see `instantiate`.
-        splits: the splits that are sampled; without "train", the outer step is not compiled.
+        splits: the splits that are sampled.
     """
     cfg, settings = configuration, settings or validate(configuration)
     recorded: OwnDefaults = {}
@@ -124,9 +124,6 @@ def assemble_experiment(
     callbacks = _instances(cfg, "callbacks", Callback, instantiate)
     defaults = {p: d for p, d in recorded.items() if p.partition(".")[0] in FINGERPRINT_GROUPS}
     _add_defaults(plain, defaults)
-    compiled = None
-    if "train" in splits:
-        compiled = compile_options(trainer, tasks, learner.train(), device, repr(plain), strategy)
     local_tasks = current_job().worker_local("tasks", tasks)
     return Experiment(
         name=name,
@@ -147,7 +144,6 @@ def assemble_experiment(
             trainer.task_chunk_size,
             profile=trainer.profile and not strategy.every_rank_drives,
             precision=precision,
-            compiled=compiled,
         ),
         evaluate_mapper=EvaluateMapper(
             local_tasks, settings.device, trainer.task_chunk_size, precision=precision

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,8 @@ from metadist.launchers.error_reporting import RemoteRankFailed, is_user_error, 
 from metadist.launchers.run_spec import RunSpec, save_configuration
 from metadist.loggers import flatten_values
 from metadist.reports import CONFIG_FILE, ERROR_FILE, RESULTS_FILE
-from metadist.training import Experiment, Interrupted, resolve_device
+from metadist.training import Experiment, Interrupted, compile_step, resolve_device
 from metadist.training.batching import ChunkSize
-from metadist.training.compilation import compile_step, with_chunk_size
-from metadist.training.compiled_steps import failure, log_eager
 from metadist.training.partition_check import partition_digest
 
 _log = logging.getLogger(__name__)
@@ -41,8 +40,9 @@ _MAY_DIFFER = (
 def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
     """Build the experiment on every rank; if one rank fails, none of them continues.
 
-    A slow rank may take any time while its heartbeats arrive. On rank zero, the lock of the run's
-    directory is added to `locks`.
+    The ranks agree on kernels and chunk size, and then compile the outer step. A slow rank may take
+    any time while its heartbeats arrive. On rank zero, the lock of the run's directory is added to
+    `locks`.
 
     Raises:
         UserError: one or all ranks raised this error. Raised on all ranks.
@@ -53,7 +53,6 @@ def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
         if get_rank() == 0:
             _lock_directory(spec.directory, locks)
         experiment = build_experiment(spec.configuration, spec.directory, spec.name, spec.settings)
-        compile_error = compile_step(experiment)
         partition = None
         if experiment.strategy.every_rank_drives:
             size = experiment.trainer_config.meta_batch_size
@@ -65,7 +64,6 @@ def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
             native=native_available(experiment.learner, device),
             device=device.type,
             chunk_size=experiment.train_mapper.chunk_size,
-            compile_error=compile_error,
             partition=partition,
             configuration=_digest(values),
         )
@@ -90,6 +88,7 @@ def build_on_all_ranks(job: Job, spec: RunSpec, locks: ExitStack) -> Experiment:
         )
     _require_equal_partition(experiment, outcomes)
     _use_equal_kernels(experiment, outcomes)
+    compile_step(experiment, partial(all_gather_object, job.store, "compiled", timeout=None))
     if get_rank() == 0:
         job.mark_started(str(spec.directory))
     return experiment
@@ -117,8 +116,6 @@ class _BuildOutcome(NamedTuple):
         native: whether the native kernels are available; None if the model uses none.
         device: the type of the device.
         chunk_size: the number of tasks in a chunk.
-        compile_error: the reason why the outer step cannot be compiled; None if it can be, or if
-            it is not to be compiled.
         partition: a digest of the partitioner's shards; None if only rank zero calls it.
         configuration: a digest of the values that must be equal on all ranks.
     """
@@ -130,7 +127,6 @@ class _BuildOutcome(NamedTuple):
     native: bool | None = None
     device: str = ""
     chunk_size: ChunkSize | None = None
-    compile_error: str | None = None
     partition: str | None = None
     configuration: str = ""
 
@@ -211,7 +207,7 @@ def _require_equal_partition(experiment: Experiment, outcomes: list[_BuildOutcom
 
 
 def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) -> None:
-    """Use the same kernels, compiled code and chunk size on all ranks: others round differently."""
+    """Use the same kernels and chunk size on all ranks: others round differently."""
     non_native_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.native is False]
     if non_native_ranks:
         disable_native(experiment.learner)
@@ -221,22 +217,10 @@ def _use_equal_kernels(experiment: Experiment, outcomes: list[_BuildOutcome]) ->
                 "model.native",
                 ", ".join(map(str, non_native_ranks)),
             )
-    mapper, sizes = experiment.train_mapper, [outcome.chunk_size for outcome in outcomes]
+    sizes = [outcome.chunk_size for outcome in outcomes]
     if len(set(sizes)) > 1:  # of different GPUs
         smallest = min(size for size in sizes if isinstance(size, int))
-        mapper = with_chunk_size(mapper, smallest, experiment.trainer_config)
-        experiment.train_mapper = mapper
-    compiled = mapper.compiled
-    failed_ranks = [rank for rank, outcome in enumerate(outcomes) if outcome.compile_error]
-    if failed_ranks:
-        experiment.train_mapper = replace(experiment.train_mapper, compiled=None)
-        if compiled is not None:
-            ranks, reason = ", ".join(map(str, failed_ranks)), outcomes[failed_ranks[0]]
-            log_eager(
-                compiled,
-                f"on rank {ranks} {failure(compiled)} ({reason.compile_error}); "
-                "trainer.compile=false avoids the attempt",
-            )
+        experiment.train_mapper = replace(experiment.train_mapper, chunk_size=smallest)
 
 
 def check_same_device(devices: list[str], hosts: list[str]) -> None:

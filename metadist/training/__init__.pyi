@@ -1,5 +1,5 @@
 from .callbacks import Callback, EarlyStopping, WeightAveraging
-from .compilation import compile_options
+from .compilation import compile_step
 from .device import resolve_device
 from .experiment import Experiment, TrainerConfig, TrainState
 from .export import export_weights
@@ -39,7 +39,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "WeightAveraging",
-    "compile_options",
+    "compile_step",
     "export_weights",
     "initialize",
     "predict_unlabeled",

@@ -1,12 +1,13 @@
 """The number of tasks that a GPU computes at once, from the memory that they take."""
 
+from dataclasses import replace
+
 import torch
 
 from metadist.algorithms import Learner
 from metadist.distributed import get_local_world_size, module_clone
 from metadist.tasks import TaskDistribution, stack_episodes, task_keys
 from metadist.training.batching import MAX_CHUNK, ChunkSize, to_device
-from metadist.training.compilation import with_chunk_size
 from metadist.training.device import resolve_device
 from metadist.training.experiment import Experiment
 from metadist.training.outer_step import StepArguments, outer_step
@@ -26,7 +27,7 @@ def measure_chunk_size(experiment: Experiment) -> None:
     Args:
         experiment: the experiment, whose `train_mapper` is replaced.
     """
-    mapper, trainer = experiment.train_mapper, experiment.trainer_config
+    mapper = experiment.train_mapper
     device = resolve_device(mapper.device)
     if (
         device.type == "cuda"
@@ -34,7 +35,7 @@ def measure_chunk_size(experiment: Experiment) -> None:
         and experiment.strategy.sums_on_workers
     ):
         size = gpu_chunk_size(experiment.learner, experiment.tasks, device, mapper.precision)
-        experiment.train_mapper = with_chunk_size(mapper, size, trainer)
+        experiment.train_mapper = replace(mapper, chunk_size=size)
 
 
 def gpu_chunk_size(

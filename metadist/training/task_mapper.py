@@ -301,7 +301,7 @@ class TrainMapper(TaskMapper):
                 yield outer_step(arguments)
 
     def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
-        """Compile the step for tasks of the batch's shape, if `compiled` asks for it.
+        """Compile the step for tasks of the batch's shape. `compiled` is set.
 
         Returns:
             The reason why it cannot be compiled; None if it can, or is run eagerly.

@@ -52,6 +52,18 @@ def test_native_kernels_are_used_on_all_ranks_or_none(tmp_path):
     assert len(losses[0]) == 2 and losses[0] == losses[1]
 
 
+def test_a_step_is_compiled_without_the_kernels_that_some_rank_lacks(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(
+        "metadist.training.compiled_steps.compile_outer_step", lambda step, *_: step
+    )
+    monkeypatch.setattr(building, "native_available", lambda *_: False)
+    configuration = compose(*SMALL, "strategy=local", "trainer.compile=true")
+    built: list[Experiment] = []
+    run_job(RunSpec("maml", tmp_path, configuration), on_built=built.append)
+    assert built[0].train_mapper.compiled is not None and not built[0].learner.model.native
+    assert "runs eagerly" not in caplog.text
+
+
 def test_a_directory_to_which_another_run_writes_is_refused(tmp_path):
     with locked_directory(tmp_path):
         ranks = run_command("worker", specification(tmp_path, *OVERRIDES), size=2)
@@ -110,6 +122,27 @@ def chunk_size_of_all_ranks(directory: Path, configuration: DictConfig, own: tup
 def test_ranks_of_unequal_memory_have_the_chunks_of_the_smallest(tmp_path):
     configuration = compose(*SMALL, "strategy=allreduce", "trainer.iterations=1")
     assert run_world(chunk_size_of_all_ranks, 2, tmp_path, configuration, (2, 1)) == [1, 1]
+
+
+def compiled_on_all_ranks(directory: Path, configuration: DictConfig) -> bool:
+    """Whether a rank compiles the step, where rank one cannot compile single tasks."""
+
+    def compile_or_fail(step, inputs, *_):
+        if get_rank() == 1 and len(inputs[-1]) == 1:
+            raise RuntimeError("one task is too small")
+        return step
+
+    configuration.trainer.task_chunk_size = (1, 2)[get_rank()]
+    built: list[Experiment] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metadist.training.compiled_steps.compile_outer_step", compile_or_fail)
+        run_job(RunSpec("maml", directory, configuration), on_built=built.append)
+    return built[0].train_mapper.compiled is not None
+
+
+def test_the_chunk_size_that_the_ranks_agree_on_is_compiled_on_all_ranks_or_none(tmp_path):
+    options = (*SMALL, "strategy=allreduce", "trainer.iterations=1", "trainer.compile=true")
+    assert run_world(compiled_on_all_ranks, 2, tmp_path, compose(*options)) == [False, False]
 
 
 def results_and_files(directory: Path, configuration: DictConfig) -> tuple:

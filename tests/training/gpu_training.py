@@ -14,7 +14,7 @@ from metadist.inference import FewShotClassifier, evaluate_run
 from metadist.kernels.matmul import matmul
 from metadist.models import Conv4
 from metadist.tasks import Episode, Examples
-from metadist.training import Trainer
+from metadist.training import Trainer, compile_step
 from metadist.training.batching import to_device
 from metadist.training.cuda_graph import capture
 from metadist.training.export import export_weights
@@ -25,6 +25,7 @@ from metadist.training.replay import parse_key, replay
 def trained(directory: str, *overrides: str) -> bool | None:
     """Train on the GPU; whether the step was captured."""
     x = build(directory, "device=cuda", *overrides)
+    compile_step(x)
     Trainer(x).run()
     return x.train_mapper.compiled is not None
 
@@ -49,7 +50,9 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, options):
     def run(name: str, *more: str) -> None:
         omit = ("model.filters",) if "model=resnet12" in options else ()
         common = ("device=cuda", "strategy=local", *options)
-        Trainer(build(tmp_path / name, *common, *more, omit=omit)).run()
+        x = build(tmp_path / name, *common, *more, omit=omit)
+        compile_step(x)
+        Trainer(x).run()
 
     run("whole")
     run("parts", "trainer.iterations=2")

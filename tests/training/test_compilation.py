@@ -1,5 +1,7 @@
 """Which steps are compiled."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny_learners import glyphs, sinusoid
@@ -14,24 +16,28 @@ from metadist.training import (
     LocalStrategy,
     RpcStrategy,
     TrainerConfig,
-    compile_options,
 )
+from metadist.training.compilation import compile_options
+
+LOCAL = LocalStrategy(batch_partitioner, mean_reducer)
+
+
+def options(learner, tasks, strategy=LOCAL, **trainer):
+    """The options for the parts of an experiment that they depend on."""
+    config = TrainerConfig(**trainer)
+    mapper = SimpleNamespace(device="cpu", chunk_size=config.task_chunk_size)
+    experiment = SimpleNamespace(trainer_config=config, train_mapper=mapper, strategy=strategy)
+    experiment.learner, experiment.tasks, experiment.configuration = learner, tasks, {}
+    return compile_options(experiment)
 
 
 def test_what_is_compiled_by_default():
     learner, tasks = sinusoid()
-    cpu = torch.device("cpu")
-
-    def options(learner, tasks, **trainer):
-        config = TrainerConfig(**trainer)
-        return compile_options(config, tasks, learner, cpu, "text", local)
-
-    local = LocalStrategy(batch_partitioner, mean_reducer)
     assert options(learner, tasks, iterations=4999) is None
     assert options(learner, tasks, iterations=5000, compile=False) is None
-    found = options(learner, tasks, iterations=5000, meta_batch_size=25)
-    assert found == options(learner, tasks, iterations=1, compile=True, meta_batch_size=25)
-    assert found.chunk_size == 25
+    for each in ({"iterations": 5000}, {"iterations": 1, "compile": True}):
+        found = options(learner, tasks, meta_batch_size=25, **each)
+        assert (found.chunk_size, found.captures) == (25, False)
     assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 6  # of 16 tasks
     images, glyph_tasks = glyphs()
     assert options(images, glyph_tasks, iterations=60_000) is None
@@ -39,18 +45,22 @@ def test_what_is_compiled_by_default():
 
 
 def test_on_gpus_steps_are_captured_and_chunks_are_no_larger_than_shards(monkeypatch):
-    strategy = LocalStrategy(batch_partitioner, mean_reducer)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("metadist.training.compilation.resolve_device", lambda name: cuda)
 
-    def options(workers, **trainer):
+    def chunk_size(workers, **trainer):
         monkeypatch.setattr("metadist.training.compilation.get_world_size", lambda: workers)
-        config = TrainerConfig(meta_batch_size=7, **trainer)
-        arguments = (*reversed(glyphs()), torch.device("cuda"), "text", strategy)
-        return compile_options(config, *arguments)
+        found = options(*glyphs(), meta_batch_size=7, **trainer)
+        assert found is None or found.captures
+        return found and found.chunk_size
 
-    assert options(1)[1:] == (7, True)
-    assert options(2)[1:] == options(2, compile=True)[1:] == (4, True)
-    assert options(1, task_chunk_size=6)[1:] == (4, True)  # not 6 and 1
-    assert options(1, compile=False) is None
+    assert chunk_size(1, task_chunk_size=64) == 7
+    assert chunk_size(2, task_chunk_size=64) == chunk_size(2, task_chunk_size=64, compile=True) == 4
+    assert chunk_size(1, task_chunk_size=6) == 4  # not 6 and 1
+    assert chunk_size(1, task_chunk_size=64, compile=False) is None
+    # No size was measured: tasks have different shapes, and each would need a graph.
+    assert chunk_size(1) is None
+    assert chunk_size(1, compile=True) == 7
 
 
 class Noisy(MAML):
@@ -67,11 +77,9 @@ class Noisy(MAML):
 )
 def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
     _, tasks = glyphs()
-    strategy = LocalStrategy(batch_partitioner, mean_reducer)
-    arguments = (tasks, build().train(), torch.device("cpu"), "text", strategy)
-    assert compile_options(TrainerConfig(compile="auto"), *arguments) is None
+    assert options(build(), tasks, compile="auto") is None
     assert not caplog.messages
-    assert compile_options(TrainerConfig(compile=True), *arguments) is None
+    assert options(build(), tasks, compile=True) is None
     (message,) = caplog.messages
     assert "trainer.compile=true does not apply" in message
     assert reason in message
@@ -87,7 +95,6 @@ def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
 )
 def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
     learner, tasks = sinusoid()
-    arguments = (tasks, learner, torch.device("cpu"), "text", strategy)
-    assert compile_options(TrainerConfig(iterations=5000), *arguments) is None
+    assert options(learner, tasks, strategy, iterations=5000) is None
     with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
-        compile_options(TrainerConfig(compile=True), *arguments)
+        options(learner, tasks, strategy, compile=True)
