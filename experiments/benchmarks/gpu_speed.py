@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import gc
 import itertools
-import logging
 import signal
 import statistics
 import time
@@ -17,13 +16,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from metadist.algorithms import MAML, Learner
-from metadist.distributed.worker_local import WorkerLocal
+from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import first_line
 from metadist.models import Conv4
 from metadist.tasks import Episode, Examples, task_keys
 from metadist.training import MetaBatch, Precision, TrainMapper, supported_precision
 from metadist.training.batching import ChunkSize, input_elements, max_chunk_size
-from metadist.training.compiled_steps import CompileOptions, compiled_steps
+from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.gpu_memory import gpu_chunk_size
 
 WAYS = 5
@@ -149,20 +148,30 @@ def metadist_step(cell: Cell, tasks: RandomTasks, device: torch.device) -> Calla
     """A worker's computation in a step: stack the tasks in chunks, and sum up their gradients."""
     if supported_precision(cell.precision, device) != cell.precision:
         raise ValueError(f"{device} has no {cell.precision}")
-    learner, compiled = cell.problem.learner(device), None
+    learner, steps = cell.problem.learner(device), None
     size: ChunkSize = "auto"
     if device.type == "cuda":
         size = gpu_chunk_size(learner, tasks, device, cell.precision)
     if cell.mode == "captured":
         elements = input_elements(tasks.episodes[0])
         size = min(max_chunk_size(learner, elements, device, size), cell.tasks)
-        compiled = CompileOptions(cell.problem.name, size, captures=True)
+        steps = CompiledSteps(size, captures=True)
     mapper = TrainMapper(
-        WorkerLocal("speed", tasks), str(device), size, precision=cell.precision, compiled=compiled
+        WorkerLocal("speed", tasks),
+        str(device),
+        size,
+        precision=cell.precision,
+        compiled=None if steps is None else WorkerLocal("captured", steps),
     )
     batch = MetaBatch(task_keys(0, "train", 1, range(cell.tasks)))
     inputs = list(learner.parameters())
-    return lambda: mapper.weighted_sum([((learner, batch), {})], [1.0], inputs) and None
+
+    def step() -> None:
+        mapper.weighted_sum([((learner, batch), {})], [1.0], inputs)
+        if steps is not None and steps.errors:
+            raise RuntimeError(f"it cannot be captured ({steps.errors.pop()})")
+
+    return step
 
 
 def measure(cell: Cell, tasks: RandomTasks, device: torch.device) -> dict[str, Any]:
@@ -176,15 +185,12 @@ def measure(cell: Cell, tasks: RandomTasks, device: torch.device) -> dict[str, A
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds: list[float] = []
-    with compilation_errors() as errors:
-        # The first two steps are the warm-up: the second one may still allocate.
-        while len(seconds) < 3 or (len(seconds) < REPEATS + 2 and sum(seconds[1:]) < CELL_SECONDS):
-            started = time.perf_counter()
-            step()
-            synchronize(device)
-            seconds.append(time.perf_counter() - started)
-            if errors:
-                raise RuntimeError(errors[0])
+    # The first two steps are the warm-up: the second one may still allocate.
+    while len(seconds) < 3 or (len(seconds) < REPEATS + 2 and sum(seconds[1:]) < CELL_SECONDS):
+        started = time.perf_counter()
+        step()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
     memory: Any = f"not on {device.type}"
     if device.type == "cuda":
         memory = round(torch.cuda.max_memory_allocated(device) / 2**20)
@@ -193,21 +199,6 @@ def measure(cell: Cell, tasks: RandomTasks, device: torch.device) -> dict[str, A
         "first_step_seconds": seconds[0],
         "peak_mib": memory,
     }
-
-
-@contextlib.contextmanager
-def compilation_errors() -> Iterator[list[str]]:
-    """Collect the messages about steps that could not be captured and run eagerly instead."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("metadist.training.compiled_steps")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield messages
-    finally:
-        logger.removeHandler(handler)
 
 
 def speed(
@@ -251,7 +242,7 @@ def speed(
                 loops[key] = tasks_per_second
             if key in loops:
                 row["ratio"] = tasks_per_second / loops[key]
-        compiled_steps.clear()
+        delete_worker_local("captured")
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()

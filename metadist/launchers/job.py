@@ -37,7 +37,6 @@ from metadist.loggers.console import print_plain
 from metadist.reports import ENVIRONMENT_FILE, ERROR_FILE, write_json
 from metadist.training import Experiment, Interrupted, Trainer
 from metadist.training.checkpoints import Checkpoints
-from metadist.training.compiled_steps import compiled_steps
 from metadist.training.environment import environment_of
 from metadist.training.signals import REPEATED_SECONDS
 
@@ -199,10 +198,7 @@ def attempt_job(
                 if get_rank() == 0:
                     begin_run_directory(spec)
                     write_json(spec.directory / ENVIRONMENT_FILE, environment_of(experiment))
-                try:
-                    results = Trainer(experiment).run()
-                finally:
-                    compiled_steps.clear()  # a later job has others
+                results = Trainer(experiment).run()
             record_error_in(None)
         elif get_rank() == 0:
             print_plain(f"job {spec.number} had finished before: {results_summary(results)}")

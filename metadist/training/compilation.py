@@ -1,6 +1,5 @@
 """Whether the outer step of a run is compiled, and its compilation before training."""
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +8,11 @@ from torch import nn
 
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank, get_world_size
+from metadist.distributed.job import current_job
 from metadist.errors import UserError
 from metadist.tasks import task_keys
 from metadist.training.batching import equal_chunk_size, input_elements, max_chunk_size
-from metadist.training.compiled_steps import CompileOptions, failure, log_eager
+from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.device import resolve_device
 from metadist.training.experiment import Experiment, make_batch
 
@@ -24,7 +24,7 @@ _MIN_COMPILED = 5000
 
 def compile_step(
     experiment: Experiment,
-    gather: Callable[[str | None], list[str | None]] = lambda error: [error],
+    gather: Callable[[str], list[str]] = lambda error: [error],
 ) -> None:
     """Compile the outer step of training, or capture it on a GPU, if `trainer.compile` asks for it.
 
@@ -39,27 +39,28 @@ def compile_step(
     Raises:
         UserError: `trainer.compile` is true, and the strategy computes one task at a time.
     """
-    options = compile_options(experiment)
-    if options is None:
+    steps = steps_to_compile(experiment)
+    if steps is None:
         return
-    if not options.captures and get_rank() == 0:
+    if not steps.captures and get_rank() == 0:
         _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
-    mapper = replace(experiment.train_mapper, compiled=options)
+    mapper = experiment.train_mapper
     batch = make_batch(experiment, task_keys(0, "train", 0, range(1)))
-    errors = gather(mapper.compile(experiment.learner, batch))
+    errors = gather(mapper.compile(steps, experiment.learner, batch))
     failed_ranks = [rank for rank, error in enumerate(errors) if error]
     if not failed_ranks:
-        experiment.train_mapper = mapper
+        local_steps = current_job().worker_local("compiled_steps", steps)
+        experiment.train_mapper = replace(mapper, compiled=local_steps)
         return
-    log_eager(
-        options,
-        f"on rank {', '.join(map(str, failed_ranks))} {failure(options)} "
-        f"({errors[failed_ranks[0]]}); trainer.compile=false avoids the attempt",
+    steps.log_eager(
+        errors[failed_ranks[0]],
+        f"on rank {', '.join(map(str, failed_ranks))} ",
+        "; trainer.compile=false avoids the attempt",
     )
 
 
-def compile_options(experiment: Experiment) -> CompileOptions | None:
-    """Options for compiling the outer step; None if it runs eagerly. Any rank may call it.
+def steps_to_compile(experiment: Experiment) -> CompiledSteps | None:
+    """What compiles the outer step; None if it runs eagerly. Any rank may call it.
 
     A GPU captures the eager step as a CUDA graph; with `compile="auto"`, a CPU compiles the step of
     a model without convolutions in a long run. The step of a learner that computes one task at a
@@ -100,8 +101,7 @@ def compile_options(experiment: Experiment) -> CompileOptions | None:
     if reason is None:
         tasks = trainer.meta_batch_size
         size = equal_chunk_size(-(-tasks // get_world_size()) if on_gpu else tasks, largest)
-        digest = hashlib.sha256(repr(experiment.configuration).encode()).hexdigest()
-        return CompileOptions(digest, size, on_gpu)
+        return CompiledSteps(size, captures=on_gpu)
     if trainer.compile is True and get_rank() == 0:
         _log.warning("the outer step runs eagerly: trainer.compile=true does not apply, %s", reason)
     return None

@@ -29,22 +29,6 @@ _RECOMPILE_LIMIT = 8
 """The most compiled steps of a run: one for each shape of tasks and set of trained parameters."""
 
 
-class CompileOptions(NamedTuple):
-    """What a compiled step depends on besides its arguments.
-
-    Attributes:
-        configuration: a digest of the configuration that the learner was built from. Learners with
-            the same digest differ in the values of their parameters only.
-        chunk_size: number of tasks in a compiled chunk.
-        captures: whether to capture the eager step as a CUDA graph, with the same bits in chunks of
-            `chunk_size` tasks, instead of compiling it with TorchInductor.
-    """
-
-    configuration: str
-    chunk_size: int
-    captures: bool = False
-
-
 class _CompiledStep(NamedTuple):
     """A compiled form of `outer_step`, or the reason why it cannot be compiled.
 
@@ -61,61 +45,69 @@ class _CompiledStep(NamedTuple):
 
 
 class CompiledSteps:
-    """Compiled forms of `outer_step`, one for each configuration and task shape.
+    """Compiled forms of a run's `outer_step` on one worker, one for each shape of tasks.
 
-    If a form cannot be compiled, the step runs eagerly, which is logged once.
+    If a form cannot be compiled, the step runs eagerly, which is logged once. The learner, its
+    device and the precision are the same in all calls, or the learner is a copy.
+
+    Args:
+        chunk_size: number of tasks in a compiled chunk.
+        captures: whether to capture the eager step as a CUDA graph, with the same bits in chunks of
+            `chunk_size` tasks, instead of compiling it with TorchInductor.
+
+    Attributes:
+        errors: the reasons why steps ran eagerly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_size: int, captures: bool = False) -> None:
+        self.chunk_size = chunk_size
+        self.captures = captures
+        self.errors: set[str] = set()
         self._steps: dict[Any, _CompiledStep] = {}
-        self._logged: set[tuple[CompileOptions, str]] = set()
 
-    def __call__(self, options: CompileOptions, arguments: StepArguments) -> StepSum:
+    def __call__(self, arguments: StepArguments) -> StepSum:
         """The same as `outer_step` up to rounding.
 
         Args:
-            options: the run's options of compilation.
-            arguments: the arguments of `outer_step`, with at most `options.chunk_size` tasks.
+            arguments: the arguments of `outer_step`, with at most `chunk_size` tasks.
         """
-        inputs = _padded_inputs(options, arguments)
-        step = self._find(options, arguments, inputs)
+        inputs = self._padded_inputs(arguments)
+        step = self._find(arguments, inputs)
         if step.run is not None:
             with profile_range("compiled_step"):
                 return step.run(*inputs)
-        if (options, step.error) not in self._logged:
-            self._logged.add((options, step.error))
-            log_eager(options, f"{failure(options)} ({step.error})")
+        if step.error not in self.errors:
+            self.errors.add(step.error)
+            self.log_eager(step.error)
         return outer_step(arguments)
 
-    def compile(self, options: CompileOptions, arguments: StepArguments) -> str | None:
+    def compile(self, arguments: StepArguments) -> str:
         """Compile the step that a call with these arguments runs, unless it is compiled already.
 
         Returns:
-            The reason why it cannot be compiled; None if it can.
+            The reason why it cannot be compiled; "" if it can.
         """
-        step = self._find(options, arguments, _padded_inputs(options, arguments))
-        return None if step.run is not None else step.error
+        return self._find(arguments, self._padded_inputs(arguments)).error
 
-    def clear(self) -> None:
-        """Forget the compiled steps, and free the GPU memory of captured ones."""
-        self._steps.clear()
-        self._logged.clear()
+    def log_eager(self, reason: str, where: str = "", advice: str = "") -> None:
+        """Log on rank zero that the step runs eagerly, as a warning unless it is captured."""
+        if get_rank() == 0:
+            level = logging.INFO if self.captures else logging.WARNING
+            done = "captured as a CUDA graph" if self.captures else "compiled"
+            message = f"{where}it cannot be {done} ({reason}){advice}"
+            _log.log(level, "the outer step runs eagerly: %s", message)
 
-    def _find(
-        self, options: CompileOptions, arguments: StepArguments, inputs: Any
-    ) -> _CompiledStep:
+    def _find(self, arguments: StepArguments, inputs: Any) -> _CompiledStep:
         episodes = arguments.episodes
         shapes = tuple((tensor.shape[1:], tensor.dtype) for part in episodes for tensor in part)
         layouts = tuple(
             (p.dtype, p.shape, p.stride(), p.requires_grad) for p in arguments.parameters.values()
         )
-        device = episodes.query.inputs.device
-        key = (options, shapes, layouts, device, arguments.precision)
+        key = (shapes, layouts)
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
-            compiled = sum(known[0] == options for known in self._steps)
-            if compiled < _RECOMPILE_LIMIT:
-                step = _compile(options, arguments, inputs)
+            if len(self._steps) < _RECOMPILE_LIMIT:
+                step = _compile(arguments, inputs, self.captures)
             else:
                 error = (
                     f"more than {_RECOMPILE_LIMIT} combinations of task shapes and trained "
@@ -128,40 +120,28 @@ class CompiledSteps:
             step = self._steps[key] = _CompiledStep(None, error, None)
         return step
 
+    def _padded_inputs(self, arguments: StepArguments) -> Any:
+        """Parameters, episodes and weights of a chunk, padded to `chunk_size` tasks with weight
+        zero.
 
-def failure(options: CompileOptions) -> str:
-    """What the log says about a step that cannot be compiled or captured."""
-    return f"it cannot be {'captured as a CUDA graph' if options.captures else 'compiled'}"
-
-
-def log_eager(options: CompileOptions, reason: str) -> None:
-    """Log on rank zero that the step runs eagerly; as a warning if it was to be compiled."""
-    if get_rank() == 0:
-        level = logging.INFO if options.captures else logging.WARNING
-        _log.log(level, "the outer step runs eagerly: %s", reason)
-
-
-def _padded_inputs(options: CompileOptions, arguments: StepArguments) -> Any:
-    """Parameters, episodes and weights of a chunk, padded to `chunk_size` tasks with weight zero.
-
-    Episodes and weights are contiguous, padded or not, since a compiled step has one layout.
-    """
-    weights = arguments.weights
-    padding = options.chunk_size - len(weights)
-    if padding:
-        weights = torch.cat([weights, weights.new_zeros(padding)])
-    episodes = Episode(
-        *(Examples(_pad(x, padding), _pad(y, padding)) for x, y in arguments.episodes)
-    )
-    return [p.detach() for p in arguments.parameters.values()], episodes, weights
+        Episodes and weights are contiguous, padded or not, since a compiled step has one layout.
+        """
+        weights = arguments.weights
+        padding = self.chunk_size - len(weights)
+        if padding:
+            weights = torch.cat([weights, weights.new_zeros(padding)])
+        episodes = Episode(
+            *(Examples(_pad(x, padding), _pad(y, padding)) for x, y in arguments.episodes)
+        )
+        return [p.detach() for p in arguments.parameters.values()], episodes, weights
 
 
-def _compile(options: CompileOptions, arguments: StepArguments, inputs: Any) -> _CompiledStep:
+def _compile(arguments: StepArguments, inputs: Any, captures: bool) -> _CompiledStep:
     constants = None
     try:
         constants = Constants(arguments.learner)
         step = functools.partial(_eager, arguments)
-        compiled = compile_outer_step(step, inputs, options.captures)
+        compiled = compile_outer_step(step, inputs, captures)
         compiled(*inputs)
         if changed := constants.changed_names(arguments.learner):
             raise RuntimeError(f"its forward changes the learner's {', '.join(changed)}")
@@ -190,10 +170,6 @@ def _require_same_loss(
         raise RuntimeError("its loss differs from that of the eager step")
 
 
-compiled_steps = CompiledSteps()
-"""The compiled steps of this process."""
-
-
 def _eager(
     like: StepArguments, parameters: list[Tensor], episodes: Episode, weights: Tensor
 ) -> StepSum:
@@ -212,7 +188,7 @@ def compile_outer_step(
     Args:
         step: a function of parameters, episodes and weights.
         arguments: examples of parameters, episodes and weights.
-        captures: see `CompileOptions`.
+        captures: see `CompiledSteps`.
     """
     structure: Any = None
     dtypes: list[torch.dtype | None] = []

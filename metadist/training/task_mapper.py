@@ -1,7 +1,7 @@
 """Mappers of meta-learning: a worker's computation on its shard of a meta-batch."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from metadist.training.batching import (
     split_stacked,
     to_device,
 )
-from metadist.training.compiled_steps import CompileOptions, compiled_steps
+from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.device import resolve_device
 from metadist.training.outer_step import (
     StepArguments,
@@ -224,11 +224,11 @@ class TrainMapper(TaskMapper):
 
     Attributes:
         profile: whether workers that do not run the training loop record a profile.
-        compiled: options for compiling the outer step of batched tasks; None runs it eagerly.
+        compiled: the worker's own `CompiledSteps` for batched tasks; None runs them eagerly.
     """
 
     profile: bool = False
-    compiled: CompileOptions | None = None
+    compiled: WorkerLocal | None = None
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
         """Returns a `TaskResult` whose loss can be differentiated."""
@@ -283,7 +283,11 @@ class TrainMapper(TaskMapper):
                 for batch, weight in zip(batches, call_weights, strict=True)
             ]
         ).to(device)
-        size = self.chunk_size if self.compiled is None else self.compiled.chunk_size
+        step: Callable[[StepArguments], StepSum] = outer_step
+        size = self.chunk_size
+        if self.compiled is not None:
+            step = self.compiled.value
+            size = self.compiled.value.chunk_size
         done = 0
         for chunk in self._chunks(batches, learner, device, size):
             weight = weights
@@ -293,31 +297,26 @@ class TrainMapper(TaskMapper):
             done += len(chunk.keys)
             set_task_seeds(learner, chunk.keys)
             arguments = StepArguments(learner, parameters, chunk.episodes, weight, self.precision)
-            if not chunk.batched:
-                yield self._single_step(learner, chunk, weight)
-            elif self.compiled is not None:
-                yield compiled_steps(self.compiled, arguments)
+            if chunk.batched:
+                yield step(arguments)
             else:
-                yield outer_step(arguments)
+                yield self._single_step(learner, chunk, weight)
 
-    def compile(self, learner: Learner, batch: MetaBatch) -> str | None:
-        """Compile the step for tasks of the batch's shape. `compiled` is set.
+    def compile(self, steps: CompiledSteps, learner: Learner, batch: MetaBatch) -> str:
+        """Compile the step for tasks of the batch's shape.
 
         Returns:
-            The reason why it cannot be compiled; None if it can, or is run eagerly.
+            The reason why it cannot be compiled; "" if it can, or is run eagerly.
         """
-        options = self.compiled
-        if options is None:
-            return None
         device = resolve_device(self.device)
         learner, parameters = self._prepare(learner.train(), device)
-        chunk = next(self._chunks([batch], learner, device, options.chunk_size))
+        chunk = next(self._chunks([batch], learner, device, steps.chunk_size))
         if not chunk.batched:
-            return None
+            return ""
         weights = torch.ones(len(chunk.keys), dtype=torch.float64, device=device)
         arguments = StepArguments(learner, parameters, chunk.episodes, weights, self.precision)
         with tensor_float32(self.precision, device):
-            return compiled_steps.compile(options, arguments)
+            return steps.compile(arguments)
 
     def _single_step(self, learner: Learner, chunk: Chunk, weight: Tensor) -> StepSum:
         """The step of a task that is not batched."""

@@ -1,9 +1,12 @@
 """Which steps are compiled."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import build
 from tiny_learners import glyphs, sinusoid
 from torch import nn
 
@@ -16,32 +19,33 @@ from metadist.training import (
     LocalStrategy,
     RpcStrategy,
     TrainerConfig,
+    compile_step,
 )
-from metadist.training.compilation import compile_options
+from metadist.training.compilation import steps_to_compile
 
 LOCAL = LocalStrategy(batch_partitioner, mean_reducer)
 
 
-def options(learner, tasks, strategy=LOCAL, **trainer):
-    """The options for the parts of an experiment that they depend on."""
+def steps(learner, tasks, strategy=LOCAL, **trainer):
+    """What compiles the step, for the parts of an experiment that it depends on."""
     config = TrainerConfig(**trainer)
     mapper = SimpleNamespace(device="cpu", chunk_size=config.task_chunk_size)
     experiment = SimpleNamespace(trainer_config=config, train_mapper=mapper, strategy=strategy)
-    experiment.learner, experiment.tasks, experiment.configuration = learner, tasks, {}
-    return compile_options(experiment)
+    experiment.learner, experiment.tasks = learner, tasks
+    return steps_to_compile(experiment)
 
 
 def test_what_is_compiled_by_default():
     learner, tasks = sinusoid()
-    assert options(learner, tasks, iterations=4999) is None
-    assert options(learner, tasks, iterations=5000, compile=False) is None
+    assert steps(learner, tasks, iterations=4999) is None
+    assert steps(learner, tasks, iterations=5000, compile=False) is None
     for each in ({"iterations": 5000}, {"iterations": 1, "compile": True}):
-        found = options(learner, tasks, meta_batch_size=25, **each)
+        found = steps(learner, tasks, meta_batch_size=25, **each)
         assert (found.chunk_size, found.captures) == (25, False)
-    assert options(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 6  # of 16 tasks
+    assert steps(learner, tasks, compile=True, task_chunk_size=7).chunk_size == 6  # of 16 tasks
     images, glyph_tasks = glyphs()
-    assert options(images, glyph_tasks, iterations=60_000) is None
-    assert options(images, glyph_tasks, compile=True).chunk_size == 16
+    assert steps(images, glyph_tasks, iterations=60_000) is None
+    assert steps(images, glyph_tasks, compile=True).chunk_size == 16
 
 
 def test_on_gpus_steps_are_captured_and_chunks_are_no_larger_than_shards(monkeypatch):
@@ -50,7 +54,7 @@ def test_on_gpus_steps_are_captured_and_chunks_are_no_larger_than_shards(monkeyp
 
     def chunk_size(workers, **trainer):
         monkeypatch.setattr("metadist.training.compilation.get_world_size", lambda: workers)
-        found = options(*glyphs(), meta_batch_size=7, **trainer)
+        found = steps(*glyphs(), meta_batch_size=7, **trainer)
         assert found is None or found.captures
         return found and found.chunk_size
 
@@ -61,6 +65,19 @@ def test_on_gpus_steps_are_captured_and_chunks_are_no_larger_than_shards(monkeyp
     # No size was measured: tasks have different shapes, and each would need a graph.
     assert chunk_size(1) is None
     assert chunk_size(1, compile=True) == 7
+
+
+def test_the_compiled_steps_are_freed_with_the_experiment(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "metadist.training.compiled_steps.compile_outer_step", lambda step, *_: step
+    )
+    experiment = build(tmp_path, "strategy=local", "trainer.compile=true")
+    compile_step(experiment)
+    freed = weakref.ref(experiment.train_mapper.compiled.value)
+    assert freed() is not None
+    del experiment
+    gc.collect()
+    assert freed() is None
 
 
 class Noisy(MAML):
@@ -77,9 +94,9 @@ class Noisy(MAML):
 )
 def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
     _, tasks = glyphs()
-    assert options(build(), tasks, compile="auto") is None
+    assert steps(build(), tasks, compile="auto") is None
     assert not caplog.messages
-    assert options(build(), tasks, compile=True) is None
+    assert steps(build(), tasks, compile=True) is None
     (message,) = caplog.messages
     assert "trainer.compile=true does not apply" in message
     assert reason in message
@@ -95,6 +112,6 @@ def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
 )
 def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
     learner, tasks = sinusoid()
-    assert options(learner, tasks, strategy, iterations=5000) is None
+    assert steps(learner, tasks, strategy, iterations=5000) is None
     with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
-        options(learner, tasks, strategy, compile=True)
+        steps(learner, tasks, strategy, compile=True)

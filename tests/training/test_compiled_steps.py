@@ -27,13 +27,14 @@ from metadist.training import (
     MetaBatch,
     TrainMapper,
 )
-from metadist.training.compiled_steps import CompiledSteps, CompileOptions
+from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.outer_step import StepArguments, outer_step
 
 
 def response(learner, tasks, count, compiled=None, first=0):
     keys = task_keys(0, "train", 1, range(first, first + count))
-    mapper = TrainMapper(WorkerLocal("tasks of a test", tasks), "cpu", compiled=compiled)
+    local_steps = compiled and WorkerLocal("compiled steps of a test", compiled)
+    mapper = TrainMapper(WorkerLocal("tasks of a test", tasks), "cpu", compiled=local_steps)
     calls = [((learner, MetaBatch(keys)), {})]
     return mapper.weighted_sum(calls, [float(count)], list(learner.parameters()))
 
@@ -58,10 +59,10 @@ def kept_form(request, monkeypatch):
 
 def test_compiled_and_eager_steps_agree_and_padded_tasks_do_not_count(form):
     learner, tasks = sinusoid()
-    options = CompileOptions(form, 4)
+    steps = CompiledSteps(4)
     for count in (4, 3, 6):  # a full chunk, a padded one, two of them
         eager = response(learner, tasks, count)
-        compiled = response(learner, tasks, count, options)
+        compiled = response(learner, tasks, count, steps)
         torch.testing.assert_close(compiled.value, eager.value, rtol=1e-6, atol=1e-6)
         assert compiled.dtypes == eager.dtypes
         for found, expected in zip(
@@ -83,7 +84,7 @@ def test_an_infinite_metric_of_a_padding_task_does_not_count(form):
     learner, tasks = sinusoid()
     learner = InfiniteMetric(learner.model, True, 0.01).train()
     learner.batches_tasks = True
-    compiled = response(learner, tasks, 3, CompileOptions(f"infinite metric, {form}", 4))
+    compiled = response(learner, tasks, 3, CompiledSteps(4))
     assert compiled.value.metrics["odd"].item() == torch.inf
 
 
@@ -91,7 +92,7 @@ def test_a_step_whose_loop_depends_on_values_is_compiled(form, caplog):
     tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
     learner = IMAML(MLP((1,), 1, [8], batch_norm=False), True, 0.01, inner_steps=1, cg_steps=2)
     eager = response(learner.train(), tasks, 4)
-    compiled = response(learner, tasks, 4, CompileOptions(f"conjugate gradients, {form}", 4))
+    compiled = response(learner, tasks, 4, CompiledSteps(4))
     assert "runs eagerly" not in caplog.text
     for found, expected in zip(compiled.gradients.by_input, eager.gradients.by_input, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -105,26 +106,26 @@ def test_chunks_of_any_number_of_tasks_are_compiled_once(monkeypatch):
         return graph
 
     monkeypatch.setattr("torch._inductor.compile", record)
-    learner, tasks = sinusoid()
+    (learner, tasks), steps = sinusoid(), CompiledSteps(4)
     for count in (4, 3, 6, 1):
-        response(learner, tasks, count, CompileOptions("compiled once", 4))
+        response(learner, tasks, count, steps)
     assert len(graphs) == 1
 
 
 def test_parameters_of_another_layout_are_not_mistaken(form, caplog):
     tasks = FewShotTasks(Sinusoid(), 1, 5, 5)
     learner = MAML(MLP((1,), 1, hidden=[8, 8], batch_norm=False), True, 0.01).train()
-    options = CompileOptions(f"layouts, {form}", 4)
-    before = response(learner, tasks, 4, options)
+    steps = CompiledSteps(4)
+    before = response(learner, tasks, 4, steps)
     weight = learner.model.layers[1].weight
     weight.data = weight.data.t().contiguous().t()
-    after = response(learner, tasks, 4, options)
+    after = response(learner, tasks, 4, steps)
     for found, expected in zip(after.gradients.by_input, before.gradients.by_input, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     learner.double()
     sample = tasks.sample_batch
     tasks.sample_batch = lambda keys, device: in_float64(sample(keys, device))
-    eager, compiled = response(learner, tasks, 4), response(learner, tasks, 4, options)
+    eager, compiled = response(learner, tasks, 4), response(learner, tasks, 4, steps)
     torch.testing.assert_close(compiled.value.loss, eager.value.loss, rtol=1e-12, atol=0)
     assert "runs eagerly" not in caplog.text
 
@@ -135,10 +136,10 @@ def in_float64(episode):
 
 def test_chunks_of_one_compiled_size_give_the_same_bits_in_any_split(form):
     learner, tasks = sinusoid()
-    options = CompileOptions(form, 4)
-    whole = response(learner, tasks, 5, options)
+    steps = CompiledSteps(4)
+    whole = response(learner, tasks, 5, steps)
     parts = [
-        response(learner, tasks, count, options, first) for first, count in ((0, 1), (1, 3), (4, 1))
+        response(learner, tasks, count, steps, first) for first, count in ((0, 1), (1, 3), (4, 1))
     ]
     assert torch.equal(whole.value.loss, sum(part.value.loss for part in parts))
     gradients = [part.gradients.by_input for part in parts]
@@ -174,7 +175,7 @@ def captured(monkeypatch):
 def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
     learner, tasks = sinusoid()
     halves = [response(learner, tasks, 4, first=first) for first in (0, 4)]
-    found = response(learner, tasks, 8, CompileOptions("captured", 4, captures=True))
+    found = response(learner, tasks, 8, CompiledSteps(4, captures=True))
     assert captured == [4]
     assert torch.equal(found.value.loss, sum(half.value.loss for half in halves))
     parts = [half.gradients.by_input for half in halves]
@@ -185,9 +186,9 @@ def test_a_captured_step_has_the_bits_of_the_eager_one(captured):
 def test_tasks_of_many_shapes_are_captured_a_few_times_only(captured, caplog, monkeypatch):
     monkeypatch.setattr("metadist.training.compiled_steps._RECOMPILE_LIMIT", 2)
     caplog.set_level(logging.INFO, "metadist")
-    learner, options = sinusoid(1)[0], CompileOptions("shapes", 2, captures=True)
+    learner, steps = sinusoid(1)[0], CompiledSteps(2, captures=True)
     for queries in range(1, 4):
-        response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, options)
+        response(learner, FewShotTasks(Sinusoid(), 1, 5, queries), 2, steps)
     assert captured == [2] * 2
     (line,) = caplog.messages
     assert "it cannot be captured as a CUDA graph (more than 2 combinations of" in line
@@ -221,19 +222,19 @@ class Draws(MAML):
 )
 def test_what_a_replay_would_not_do_is_not_captured(algorithm, reason, captured, caplog):
     caplog.set_level(logging.INFO, "metadist")
-    (model, tasks), options = sinusoid(), CompileOptions(reason, 4, captures=True)
+    (model, tasks), steps = sinusoid(), CompiledSteps(4, captures=True)
     learner = algorithm(model.model, True, 0.01).train()
-    losses = {response(learner, tasks, 4, options).value.loss.item() for _ in range(3)}
+    losses = {response(learner, tasks, 4, steps).value.loss.item() for _ in range(3)}
     assert len(losses) == 3
     (line,) = caplog.messages
     assert reason in line
 
 
 def test_a_hook_that_was_added_is_called(captured):
-    (learner, tasks), options = sinusoid(1), CompileOptions("hooks", 4, captures=True)
-    before = response(learner, tasks, 4, options).value.loss
+    (learner, tasks), steps = sinusoid(1), CompiledSteps(4, captures=True)
+    before = response(learner, tasks, 4, steps).value.loss
     with learner.model.register_forward_hook(lambda module, inputs, outputs: outputs + 100):
-        assert response(learner, tasks, 4, options).value.loss > 100 * before
+        assert response(learner, tasks, 4, steps).value.loss > 100 * before
 
 
 class Scaled(MLP):
@@ -251,12 +252,12 @@ def test_an_attribute_that_changes_is_not_ignored(form, caplog, name):
     _, tasks = sinusoid()
     learner = MAML(Scaled((1,), 1, [8]), regression=True).train()
     learner.model.scale = 1.0
-    options = CompileOptions(f"annealed {name}, {form}", 4)
-    response(learner, tasks, 4, options)
+    steps = CompiledSteps(4)
+    response(learner, tasks, 4, steps)
     module, _, attribute = name.rpartition(".")
     setattr(learner.get_submodule(module), attribute, 0.1)
     for _ in range(2):
-        found = response(learner, tasks, 4, options)
+        found = response(learner, tasks, 4, steps)
     assert torch.equal(found.value.loss, response(learner, tasks, 4).value.loss)
     assert caplog.text.count(f"the learner's {name} changed during training") == 1
 
@@ -269,9 +270,9 @@ def test_what_an_attribute_holds_is_not_ignored(kept_form, caplog, kind):
         with torch.inference_mode(kind == "inference"):
             values = torch.ones(1)
     learner.model.values = values
-    options = CompileOptions(f"changed {kind}, {kept_form}", 4)
+    steps = CompiledSteps(4)
     for _ in range(2):
-        response(learner, tasks, 4, options)
+        response(learner, tasks, 4, steps)
     assert "runs eagerly" not in caplog.text
     if kind == "tensor":
         values.fill_(2.0)
@@ -279,36 +280,36 @@ def test_what_an_attribute_holds_is_not_ignored(kept_form, caplog, kind):
         learner.model.values = torch.zeros(1)
     else:
         (values[0] if kind == "nested" else values)["scale" if kind == "dict" else 0] = 2.0
-    response(learner, tasks, 4, options)
+    response(learner, tasks, 4, steps)
     assert "the learner's model.values changed during training" in caplog.text
 
 
 def test_an_attribute_that_appears_is_not_ignored(kept_form, caplog):
     learner, tasks = sinusoid()
-    options = CompileOptions(f"new attribute, {kept_form}", 4)
-    response(learner, tasks, 4, options)
+    steps = CompiledSteps(4)
+    response(learner, tasks, 4, steps)
     learner.model.scale = 2.0
-    response(learner, tasks, 4, options)
+    response(learner, tasks, 4, steps)
     assert "the learner's model.scale changed during training" in caplog.text
 
 
 def test_a_module_that_disappears_is_not_ignored(kept_form, caplog):
     learner, tasks = sinusoid()
-    options = CompileOptions(f"module removed, {kept_form}", 4)
+    steps = CompiledSteps(4)
     learner.model.other = nn.Identity()
-    response(learner, tasks, 4, options)
+    response(learner, tasks, 4, steps)
     del learner.model.other
-    response(learner, tasks, 4, options)
+    response(learner, tasks, 4, steps)
     assert "the learner's modules changed during training" in caplog.text
 
 
 def test_a_test_between_steps_leaves_the_step_compiled(form, caplog):
     learner, tasks = sinusoid()
-    options = CompileOptions(f"tested, {form}", 4)
-    before = response(learner, tasks, 4, options)
+    steps = CompiledSteps(4)
+    before = response(learner, tasks, 4, steps)
     evaluate = EvaluateMapper(WorkerLocal("tasks of a test", tasks), "cpu", evaluate_each_step=True)
     evaluate(learner, MetaBatch(task_keys(0, "test", 0, range(3))))
-    assert torch.equal(response(learner, tasks, 4, options).value.loss, before.value.loss)
+    assert torch.equal(response(learner, tasks, 4, steps).value.loss, before.value.loss)
     assert "runs eagerly" not in caplog.text
 
 
@@ -321,24 +322,22 @@ def test_a_signal_during_compilation_is_not_a_failed_compilation(monkeypatch):
     )
     learner, tasks = sinusoid()
     with pytest.raises(Interrupted, match="stopped outside of training"):
-        response(learner, tasks, 4, CompileOptions("stopped", 4))
+        response(learner, tasks, 4, CompiledSteps(4))
 
 
-def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeypatch):
+def test_each_shape_and_set_of_parameters_is_compiled_once(monkeypatch):
     compiled = []
     monkeypatch.setattr(
         "metadist.training.compiled_steps.compile_outer_step",
         lambda step, *_: compiled.append(step) or step,
     )
     learner, _ = sinusoid()
-    parameters, steps = dict(learner.named_parameters()), CompiledSteps()
-    options = CompileOptions("one", 2)
-    for given, shots, trained, count in (
-        (options, 5, len(parameters), 1),
-        (options, 5, len(parameters), 1),
-        (CompileOptions("another", 2), 5, len(parameters), 2),
-        (options, 4, len(parameters), 3),
-        (options, 5, 2, 4),
+    parameters, steps = dict(learner.named_parameters()), CompiledSteps(2)
+    for shots, trained, count in (
+        (5, len(parameters), 1),
+        (5, len(parameters), 1),
+        (4, len(parameters), 2),
+        (5, 2, 3),
     ):
         for number, parameter in enumerate(parameters.values()):
             parameter.requires_grad_(number < trained)
@@ -346,24 +345,10 @@ def test_each_configuration_shape_and_set_of_parameters_is_compiled_once(monkeyp
         episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(1))])
         weights = torch.ones(1, dtype=torch.float64)
         arguments = StepArguments(learner, parameters, episodes, weights)
-        found = steps(given, arguments)
+        found = steps(arguments)
         expected = outer_step(arguments)
         torch.testing.assert_close(found.result.loss, expected.result.loss)
         assert len(found.gradients) == trained and len(compiled) == count
-
-
-def test_a_step_of_another_precision_is_not_mistaken(monkeypatch):
-    monkeypatch.setattr(
-        "metadist.training.compiled_steps.compile_outer_step", lambda step, *_: step
-    )
-    learner, tasks = sinusoid()
-    parameters, steps = dict(learner.named_parameters()), CompiledSteps()
-    episodes = stack_episodes([tasks.sample(key) for key in task_keys(0, "train", 1, range(2))])
-    weights = torch.ones(2, dtype=torch.float64)
-    for precision in ("float32", "bf16", "float32"):
-        arguments = StepArguments(learner, parameters, episodes, weights, precision)
-        found = steps(CompileOptions("precisions", 2), arguments)
-        assert torch.equal(found.result.loss, outer_step(arguments).result.loss)
 
 
 class DependsOnValues(MAML):
@@ -381,10 +366,10 @@ class DependsOnValues(MAML):
 def test_a_step_that_cannot_be_compiled_runs_eagerly_with_one_line(caplog):
     learner, tasks = sinusoid()
     learner = DependsOnValues(learner.model, True, 0.01).train()
-    options = CompileOptions("depends on values", 4)
+    steps = CompiledSteps(4)
     with caplog.at_level(logging.WARNING, "metadist"):
-        first = response(learner, tasks, 4, options)
-        second = response(learner, tasks, 4, options)
+        first = response(learner, tasks, 4, steps)
+        second = response(learner, tasks, 4, steps)
     (record,) = caplog.records
     assert "the outer step runs eagerly" in record.getMessage()
     expected = response(learner, tasks, 4)

@@ -22,7 +22,7 @@ from metadist.training import (
     TrainMapper,
     supported_precision,
 )
-from metadist.training.compiled_steps import CompileOptions
+from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.environment import environment_of
 from metadist.training.precision import tensor_float32
 
@@ -101,12 +101,12 @@ def test_bf16_multiplies_in_bfloat16_and_float32_does_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [small_mlp, conv4], ids=["mlp", "conv4"])
 def test_compiled_bf16_is_close_to_float32_and_the_same_for_any_split(make, caplog):
-    options = CompileOptions(f"bf16 of {make.__name__}", 4)
+    compiled = WorkerLocal("compiled steps of a test", CompiledSteps(4))
     with caplog.at_level(logging.WARNING, "metadist"):
-        found = response(make(), "bf16", compiled=options)
+        found = response(make(), "bf16", compiled=compiled)
     assert not [each for each in caplog.records if each.name.startswith("metadist")]
     assert_close_as_bf16(found, response(make(), "float32"))
-    parts = [response(make(), "bf16", n, i, compiled=options) for i, n in ((0, 1), (1, 4))]
+    parts = [response(make(), "bf16", n, i, compiled=compiled) for i, n in ((0, 1), (1, 4))]
     assert torch.equal(gradient(found), sum(map(gradient, parts)))
 
 
@@ -119,8 +119,8 @@ def test_what_is_compiled_for_bf16_multiplies_in_bfloat16(monkeypatch):
         return graph
 
     monkeypatch.setattr("torch._inductor.compile", record)
-    options = CompileOptions("graph of bf16", 4)
-    eager, traced = response(conv4(), "bf16", 4), response(conv4(), "bf16", 4, compiled=options)
+    compiled = WorkerLocal("compiled steps of a test", CompiledSteps(4))
+    eager, traced = response(conv4(), "bf16", 4), response(conv4(), "bf16", 4, compiled=compiled)
     assert_close_as_bf16(traced, response(conv4(), "float32", 4))
     torch.testing.assert_close(traced.value.loss, eager.value.loss, rtol=0.01, atol=0)
     products = [n for n in graphs[0].graph.nodes if "bmm" in str(n.target)]
