@@ -6,26 +6,18 @@ tasks on GPUs (`convolution_gpu`). On CPUs, a 3×3 convolution of many channels 
 most 1 and strides of 1, or of 2 along dimensions with at least 6 outputs (up to 128 channels),
 takes fewer products, by minimal filtering (Winograd, 1980; Lavin and Gray, 2015,
 arXiv 1509.09308); for finite values it is equal to the direct convolution up to rounding.
-Convolutions are differentiable any number of times in reverse mode; forward-mode derivatives
-(`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
+Convolutions are differentiable any number of times in reverse mode; forward-mode derivatives of
+gradients (`torch.autograd.forward_ad`) and `is_grads_batched` need layers with `native=False`.
 """
 
-import math
 from ctypes import Structure
 from itertools import chain
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import (
-    VECTOR_BYTES,
-    call,
-    can_call,
-    can_use_triton,
-    in_memory,
-    int64_fields,
-)
+from metadist.kernels.loader import VECTOR_BYTES, backend, call, in_memory, int64_fields
 
 _WINOGRAD, _DIRECT, _FEW_CHANNELS = "winograd", "direct", "few_channels"
 _MAX_VALUES = 48  # of inputs that an output is computed from, with few channels
@@ -76,62 +68,49 @@ def conv_shape(inputs: Tensor, out_channels: int, geometry: Geometry) -> Structu
     return _ConvShape(*inputs.shape, out_channels, *chain(*geometry))
 
 
-def can_convolve(layer: nn.Conv2d, inputs: Tensor) -> bool:
-    """Whether `convolve` supports the layer and the inputs.
+def can_convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
+    """Whether `convolve` supports tensors, batched over tasks or unbatched.
 
     On CPUs, output channels must fill whole vectors. Input channels must fill whole vectors too; or
-    an output is computed from few values, of inputs that require no grad. See also `can_call`. On
-    GPUs, the parameters must be batched; see also `can_use_triton`. Shapes and types that do not
-    match are left to PyTorch, which raises the error.
+    an output is computed from few values, of inputs that require no grad. On GPUs, tasks must be
+    batched. See also `backend`. Shapes and types that do not match are left to PyTorch, which
+    raises the error.
 
     Args:
-        layer: a convolution without groups and dilation; its parameters may be batched over tasks.
-        inputs: the inputs, of shape (…, n, channels, height, width).
+        inputs: the inputs, of shape (…, n, in, height, width).
+        weight: the weights, of shape (…, out, in, kernel height, kernel width).
+        bias: the biases, of shape (…, out), or None.
+        geometry: kernel, stride and padding.
     """
-    if inputs.dim() != layer.weight.dim() or inputs.shape[-3] != layer.in_channels:
-        return False
-    geometry = geometry_of(layer)
-    return (
-        min(geometry.stride) > 0
+    if not (
+        inputs.dim() == weight.dim()
+        and inputs.shape[:-4] == weight.shape[:-4]
+        and inputs.shape[-3] == weight.shape[-3]
+        and inputs.numel() > 0
+        and inputs.dtype == weight.dtype
+        and (bias is None or (bias.shape == weight.shape[:-3] and bias.dtype == weight.dtype))
+        and min(geometry.stride) > 0
         and min(geometry.padding) >= 0
         and min(geometry.output_size(*inputs.shape[-2:])) > 0
-        and layer.weight.shape[-4:] == (layer.out_channels, layer.in_channels, *geometry.kernel)
-        and (layer.bias is None or layer.bias.shape == layer.weight.shape[:-3])
-        and (inputs.dim() == 4 or len(inputs) == len(layer.weight))
-        and all(_matches(inputs, p) for p in (layer.weight, layer.bias) if p is not None)
-        and inputs.numel() > 0
-        and (
-            (can_use_triton(inputs, layer.weight, layer.bias) and layer.weight.dim() == 5)
-            or _can_call_cpp(layer, inputs)
-        )
-    )
-
-
-def _can_call_cpp(layer: nn.Conv2d, inputs: Tensor) -> bool:
-    channels = layer.in_channels, layer.out_channels
-    source = _source(inputs, channels, geometry_of(layer), (inputs.shape[-2], inputs.shape[-1]))
+    ):
+        return False
+    found = backend(inputs, weight, bias)
+    if found == "triton":
+        return weight.dim() == 5
     return (
-        _fills_vectors(layer.out_channels, inputs)
-        and (source != _FEW_CHANNELS or has_few_channels(layer, inputs))
-        and can_call(source, inputs, layer.weight, layer.bias)
+        found == "cpp"
+        and _fills_vectors(weight.shape[-4], inputs)
+        and (_fills_vectors(weight.shape[-3], inputs) or has_few_channels(inputs, weight))
     )
 
 
-def has_few_channels(layer: nn.Conv2d, inputs: Tensor) -> bool:
+def has_few_channels(inputs: Tensor, weight: Tensor) -> bool:
     """Whether outputs are computed from few values, of inputs that require no grad, as images."""
-    values = layer.in_channels * math.prod(layer.kernel_size)
     return (
-        not _fills_vectors(layer.in_channels, inputs)
-        and values <= _MAX_VALUES
+        not _fills_vectors(weight.shape[-3], inputs)
+        and weight.shape[-3:].numel() <= _MAX_VALUES
         and not inputs.requires_grad
     )
-
-
-def geometry_of(layer: nn.Conv2d) -> Geometry:
-    """The geometry of a layer, whose padding must be numbers."""
-    kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    assert len(kernel) == len(stride) == len(padding) == 2 and not isinstance(padding, str)
-    return Geometry(kernel, stride, padding)
 
 
 def convolve(
@@ -156,10 +135,6 @@ def convolve(
 def weight_in_memory(weight: Tensor) -> Tensor:
     """Weights as the kernels read them: (tasks, out, in, h, w) -> (tasks, h, w, in, out)."""
     return weight.permute(0, 3, 4, 2, 1).contiguous()
-
-
-def _matches(inputs: Tensor, parameter: Tensor) -> bool:
-    return parameter.dtype == inputs.dtype and parameter.device == inputs.device
 
 
 def _fills_vectors(channels: int, inputs: Tensor) -> bool:

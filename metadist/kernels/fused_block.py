@@ -5,29 +5,23 @@ recomputing them in the backward pass takes less time than storing them. Interme
 the images and the pooled feature maps stay in the processor's cache.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.batch_norm import (
-    BatchNorm,
-    has_hooks,
-    tracks_statistics,
-    update_running_statistics,
-)
 from metadist.kernels.convolution import (
     SAME,
+    Geometry,
     can_convolve,
     conv_shape,
     convolve,
-    geometry_of,
     has_few_channels,
     weight_in_memory,
 )
-from metadist.kernels.loader import call, can_call
-from metadist.kernels.norm_relu_pool import can_fuse_norm, norm_relu_pool_channels_last
+from metadist.kernels.loader import backend, call
+from metadist.kernels.norm_relu_pool import norm_relu_pool
 from metadist.kernels.transforms import differentiable_gradients
 
 _SOURCE = "fused_block"
@@ -35,56 +29,65 @@ MIN_BYTES = 2**23
 """The smallest size of a task's feature maps after the convolution; smaller ones fit the cache."""
 
 
-def can_fuse_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> bool:
-    """Whether `fused_block` supports the layers and the images, and is faster.
+def can_fuse_block(
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    geometry: Geometry,
+) -> bool:
+    """Whether `fused_block` supports tensors, batched over tasks or unbatched, and is faster.
 
     Args:
-        convolution: the convolution layer; its parameters may be batched over tasks.
-        norm: the batch norm layer; its parameters are batched if the convolution's are.
         images: the images, of shape (…, n, channels, height, width).
+        weight: the convolution's weights, of shape (…, out, channels, kernel height, kernel width).
+        bias: the convolution's biases, of shape (…, out), or None, which is not supported.
+        gamma: the norm's weights, of shape (…, out), or None, which is not supported.
+        beta: the norm's biases, of shape (…, out), or None, which is not supported.
+        geometry: the geometry of the convolution.
     """
-    unbatched = convolution.weight.dim() == 4
-    task = images if unbatched else images[0]
-    size = task[:, 0].numel() * convolution.out_channels * task.element_size()
+    *_, height, width = images.shape
+    outputs = images.shape[-4:-3].numel() * height * width * weight.shape[-4]
     return (
-        size >= MIN_BYTES
-        and min(images.shape[-2:]) > 1
-        and can_fuse_norm(norm, images)
-        and not has_hooks(convolution)
-        and convolution.bias is not None
-        and convolution.out_channels == norm.num_features
-        and (norm.weight.dim() == 1 if unbatched else len(norm.weight) == len(images))
-        and geometry_of(convolution) == SAME
-        and has_few_channels(convolution, images)
-        and can_convolve(convolution, images)
-        and can_call(_SOURCE, images)
+        outputs * images.element_size() >= MIN_BYTES
+        and min(height, width) > 1
+        and geometry == SAME
+        and bias is not None
+        and gamma is not None
+        and beta is not None
+        and bias.shape == gamma.shape == beta.shape
+        and has_few_channels(images, weight)
+        and can_convolve(images, weight, bias, geometry)
+        and backend(images, gamma, beta) == "cpp"
     )
 
 
-def fused_block(convolution: nn.Conv2d, norm: BatchNorm, images: Tensor) -> Tensor:
-    """Convolution, batch norm, ReLU and 2×2 max-pooling; see `can_fuse_block`.
+def fused_block(
+    images: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, *, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Convolution, batch norm, ReLU and 2×2 max-pooling, batched over tasks; see `can_fuse_block`.
 
     It is twice differentiable with respect to the parameters. The double backward pass uses the
     separate operations.
 
     Args:
-        convolution: the convolution layer; its parameters may be batched over tasks.
-        norm: the batch norm layer; its parameters are batched if the convolution's are.
-        images: the images, of shape (n, channels, height, width), or batched
-            (tasks, n, channels, height, width).
+        images: the images, of shape (tasks, n, channels, height, width).
+        weight: the convolution's weights, of shape (tasks, out, channels, 3, 3).
+        bias: the convolution's biases, of shape (tasks, out).
+        gamma: the norm's weights, of shape (tasks, out).
+        beta: the norm's biases, of shape (tasks, out).
+        eps: the norm's eps.
 
     Returns:
-        The pooled feature maps, of shape (…, n, out, height // 2, width // 2).
+        The pooled feature maps, of shape (tasks, n, out, height // 2, width // 2), and the mean and
+        the unbiased variance of the convolution's outputs, of shape (tasks, out), without
+        gradients.
     """
-    unbatched = convolution.weight.dim() == 4
-    bias = cast(Tensor, convolution.bias)  # not None: see `can_fuse_block`
-    tensors = (images, convolution.weight, bias, norm.weight, norm.bias)
-    batched, weight, *vectors = (t.unsqueeze(0) if unbatched else t for t in tensors)
-    channels_last = batched.permute(0, 1, 3, 4, 2).contiguous()
-    parameters = [weight_in_memory(weight), *(vector.contiguous() for vector in vectors)]
-    out = _FusedBlock.apply(channels_last, *parameters, float(norm.eps), norm)
-    out = out.permute(0, 1, 4, 2, 3)
-    return out.squeeze(0) if unbatched else out
+    channels_last = images.permute(0, 1, 3, 4, 2).contiguous()
+    vectors = (vector.contiguous() for vector in (bias, gamma, beta))
+    out, mean, variance = _FusedBlock.apply(channels_last, weight_in_memory(weight), *vectors, eps)
+    return out.permute(0, 1, 4, 2, 3), mean, variance
 
 
 class _FusedBlock(Function):
@@ -102,38 +105,36 @@ class _FusedBlock(Function):
         gamma: Tensor,
         beta: Tensor,
         eps: float,
-        norm: BatchNorm,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         tasks, n, height, width, _ = images.shape
         out = images.new_empty(tasks, n, height // 2, width // 2, weight.shape[-1])
-        mean, inverse = torch.empty_like(gamma), torch.empty_like(gamma)
+        mean, inverse, variance = (torch.empty_like(gamma) for _ in range(3))
         inputs = (images, weight, bias, gamma, beta)
         shape = conv_shape(images, weight.shape[-1], SAME)
-        variance = torch.empty_like(gamma) if tracks_statistics(norm) else None
         call(_SOURCE, "forward", images.dtype, shape, *inputs, eps, out, mean, inverse, variance)
-        if variance is not None:
-            update_running_statistics(norm, mean, variance)
         ctx.eps = eps
         ctx.save_for_backward(*inputs, mean, inverse)
-        return out
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)
+        return out, mean, variance
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         *inputs, mean, inverse = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
 
             def separate(
                 images: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor
-            ) -> tuple[Tensor]:
+            ) -> tuple[Tensor, ...]:
                 features = convolve(images, weight.permute(0, 4, 3, 1, 2), bias)
-                return (norm_relu_pool_channels_last(features, gamma, beta, ctx.eps, 2),)
+                return norm_relu_pool(features, gamma, beta, ctx.eps, 2)[:1]
 
-            return *differentiable_gradients(separate, inputs, [grad_output]), None, None
+            return *differentiable_gradients(separate, inputs, [grad_output]), None
         images, weight, bias, gamma, _ = inputs
         outputs = [torch.empty_like(parameter) for parameter in (weight, bias, gamma, gamma)]
         shape = conv_shape(images, weight.shape[-1], SAME)
         arguments = (grad_output.contiguous(), *inputs, mean, inverse, *outputs)
         call(_SOURCE, "backward", images.dtype, shape, *arguments)
         grad_weight, grad_bias, mean_z, mean_zh = outputs
-        rows = images[0, ..., 0].numel()
-        return None, grad_weight, grad_bias, mean_zh * rows, mean_z * rows, None, None
+        rows = images.shape[1:-1].numel()
+        return None, grad_weight, grad_bias, mean_zh * rows, mean_z * rows, None

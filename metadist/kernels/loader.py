@@ -9,20 +9,24 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from metadist.kernels.transforms import in_dispatch_mode, in_transform
+from metadist.kernels.transforms import is_eager
 
 _log = logging.getLogger(__name__)
 
+Backend = Literal["cpp", "triton"]
+"""The language of a kernel."""
+
 _GPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+_MIXED_TYPES = (torch.bfloat16, torch.float32)
+"""Types of inputs and parameters that may differ, on GPUs."""
 _MAX_TASKS = 2**16 - 1  # the largest second and third dimension of a grid
 _AMPERE = 8
 """The lowest compute capability with bfloat16 and TensorFloat-32."""
@@ -44,74 +48,48 @@ _COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_SECONDS = 120
 
 
-def can_call(name: str, tensor: Tensor, *others: Tensor | None) -> bool:
-    """Whether the functions of a source support a tensor's type and device.
+def backend(inputs: Tensor, *parameters: Tensor | None) -> Backend | None:
+    """The language of the kernels that can compute tensors; None if there are none.
 
-    The functions run on CPUs with one thread (`torch.get_num_threads() == 1`), in float32 or
-    float64, and need a C++ compiler. They do not run under torch.func transforms, dispatch modes
-    (such as fake tensors or a counter of operations), torch.compile, torch.jit.trace or autocast,
-    nor for tensors with a dispatch of their own; see `has_memory`. Any rank may call `can_call`.
-
-    Args:
-        name: the name of the source file, without `.cpp`.
-        tensor: an argument of the function.
-        others: its other arguments that are tensors, of the same type and device.
-    """
-    return (
-        not torch.compiler.is_compiling()  # first: the compiler cannot trace the other conditions
-        and tensor.is_cpu
-        and tensor.dtype in _TYPES
-        and has_memory((tensor, *others))
-        and torch.get_num_threads() == 1
-        and not in_transform()
-        and not in_dispatch_mode()
-        and not torch.jit.is_tracing()
-        and not torch.is_autocast_enabled("cpu")
-        and library(name) is not None
-    )
-
-
-def can_use_triton(tensor: Tensor, *others: Tensor | None) -> bool:
-    """Whether the Triton kernels support a tensor's type and device.
-
-    They run on the current NVIDIA GPU, from compute capability 8.0 on, in float32, float64 or
-    bfloat16, for fewer than 65,536 tasks, and need Triton and a C compiler. They do not run under
-    torch.func transforms, dispatch modes, torch.compile and torch.jit.trace, nor for tensors with a
-    dispatch of their own; see `has_memory`.
+    Parameters have the type and device of the inputs; on GPUs, bfloat16 inputs may have float32
+    parameters. `is_eager` must hold. On CPUs, the C++ functions run in float32 or float64, with one
+    thread (`torch.get_num_threads() == 1`), without autocast, and need a C++ compiler. On the
+    current NVIDIA GPU, from compute capability 8.0 on, the Triton kernels run in float32, float64
+    or bfloat16, for fewer than 65,536 tasks, and need Triton and a C compiler. Any rank may call
+    it; the first one on a machine compiles the C++ kernels.
 
     Args:
-        tensor: an argument of the kernel, with a first dimension of tasks.
-        others: its other arguments that are tensors, on the same device.
+        inputs: the inputs, in Triton with a first dimension of tasks.
+        parameters: the other tensors; None is skipped.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and tensor.is_cuda
-        and tensor.dtype in _GPU_TYPES
-        and has_memory((tensor, *others))
-        and not in_transform()
-        and not in_dispatch_mode()
-        and not torch.jit.is_tracing()
+    if not is_eager(inputs, *parameters):
+        return None
+    dtype, device = inputs.dtype, inputs.device
+    for parameter in parameters:  # `all` with a generator takes twice as long
+        if parameter is not None and (
+            parameter.device != device
+            or (parameter.dtype != dtype and (dtype, parameter.dtype) != _MIXED_TYPES)
+        ):
+            return None
+    if inputs.is_cpu:
+        supported = (
+            dtype in _TYPES
+            and torch.get_num_threads() == 1
+            and not torch.is_autocast_enabled("cpu")
+            and has_cpp()
+        )
+        return "cpp" if supported else None
+    supported = (
+        inputs.is_cuda
+        and dtype in _GPU_TYPES
         and not (
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") not in _GPU_TYPES
         )
-        and len(tensor) <= _MAX_TASKS
-        and tensor.device.index == torch.cuda.current_device()
-        and has_triton(tensor.device, tensor.dtype)
+        and len(inputs) <= _MAX_TASKS
+        and device.index == torch.cuda.current_device()
+        and has_triton(device, dtype)
     )
-
-
-def has_memory(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether no tensor is of a subclass with a `__torch_dispatch__` of its own.
-
-    Such tensors, like DTensor and fake tensors, may have no memory. None is skipped.
-    """
-    for tensor in tensors:  # `all` with a generator takes twice as long
-        if tensor is not None and type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
-            return False
-    return True
-
-
-_NO_DISPATCH = Tensor.__torch_dispatch__
+    return "triton" if supported else None
 
 
 def in_memory(argument: Any) -> Any:
@@ -128,6 +106,13 @@ def in_memory(argument: Any) -> Any:
             "outputs: use layers with `native=False`"
         )
     return argument.resolve_neg()
+
+
+@functools.cache
+def has_cpp() -> bool:
+    """Whether there are the C++ kernels of the models' layers, which it compiles in parallel."""
+    with ThreadPoolExecutor() as pool:
+        return None not in pool.map(library, SOURCES)
 
 
 @functools.cache
@@ -172,7 +157,7 @@ def call(
     dtype: torch.dtype,
     *arguments: Tensor | float | ctypes.Structure | None,
 ) -> None:
-    """Call an exported function; `can_call` must hold.
+    """Call an exported function, for tensors whose `backend` is "cpp".
 
     Args:
         name: the name of the source file, without `.cpp`.
@@ -204,10 +189,7 @@ def native_available(module: nn.Module, device: torch.device) -> bool | None:
     """
     if not any(getattr(layer, "native", False) for layer in module.modules()):
         return None
-    if device.type == "cuda":
-        return has_triton(device, torch.float32)
-    with ThreadPoolExecutor() as pool:
-        return None not in pool.map(library, SOURCES)
+    return has_triton(device, torch.float32) if device.type == "cuda" else has_cpp()
 
 
 def disable_native(module: nn.Module) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.loader import call, can_call, has_memory, int64_fields
-from metadist.kernels.transforms import in_functorch, is_traced
+from metadist.kernels.loader import backend, call, int64_fields
+from metadist.kernels.transforms import has_memory, in_functorch, is_traced
 
 _SOURCE = "matmul"
 _MIN_BLAS_PRODUCTS = 2**16
@@ -137,7 +137,7 @@ class _Matmul(Function):
         out = a.new_empty(len(a), left.shape[1], right.shape[2])
         (_, rows, depth), width = left.shape, right.shape[2]
         small = rows * depth * width < _MIN_BLAS_PRODUCTS or depth < _MIN_BLAS_DEPTH
-        if native and small and can_call(_SOURCE, a):
+        if native and small and backend(a) == "cpp":
             shape = _Shape(*left.shape, width, transpose_a, transpose_b)
             bias = None if bias is None else bias.contiguous()
             call(_SOURCE, "matmul", a.dtype, shape, a, b, bias, out)

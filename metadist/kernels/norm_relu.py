@@ -1,56 +1,17 @@
 """Batch norm and ReLU in PyTorch, batched over tasks, with explicit derivatives."""
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.batch_norm import (
-    MIN_ELEMENTS,
-    BatchNorm,
-    fits,
-    is_supported,
-    tracks_statistics,
-    update_running_statistics,
-)
-from metadist.kernels.transforms import (
-    differentiable_gradients,
-    has_tangent,
-    in_transform,
-    is_transformed,
-)
-
-
-def can_norm_relu(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
-    """Whether `norm_relu_rows` can take the place of an unbatched norm on a CPU.
-
-    PyTorch's batch norm of channels-last inputs rounds 30 times as much and takes up to five times
-    as long with two derivatives. It remains for evaluation with running statistics, hooks,
-    autocast, torch.func transforms, forward-mode derivatives, tracing and compilation.
-
-    Args:
-        norm: a module.
-        inputs: the inputs, of shape (n, channels, *size).
-    """
-    return (
-        not torch.compiler.is_compiling()
-        and is_supported(norm)
-        and norm.weight.dim() == 1
-        and inputs.is_cpu
-        and inputs.dtype == norm.weight.dtype
-        and inputs.dtype in (torch.float32, torch.float64)
-        and inputs.numel() >= MIN_ELEMENTS
-        and fits(norm, inputs)
-        and not in_transform()
-        and not torch.jit.is_tracing()
-        and not any(has_tangent(each) for each in (inputs, norm.weight, norm.bias))
-    )
+from metadist.kernels.transforms import differentiable_gradients, is_transformed
 
 
 def norm_relu_rows(
-    inputs: Tensor, weight: Tensor, bias: Tensor, eps: float, norm: BatchNorm | None = None
-) -> Tensor:
+    inputs: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm and ReLU in PyTorch, batched over tasks, with explicit derivatives.
 
     Args:
@@ -58,12 +19,12 @@ def norm_relu_rows(
         weight: the norm's weights, of shape (tasks, 1, channels).
         bias: the norm's biases, of shape (tasks, 1, channels).
         eps: the norm's eps.
-        norm: the norm whose running statistics, if it has them, are updated.
 
     Returns:
-        The outputs, of shape (tasks, rows, channels).
+        The outputs, of shape (tasks, rows, channels), and the mean and the unbiased variance of
+        the inputs, of shape (tasks, 1, channels), without gradients.
     """
-    return _NormReLU.apply(inputs, weight, bias, eps, norm)
+    return _NormReLU.apply(inputs, weight, bias, eps)
 
 
 def statistics(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -92,26 +53,27 @@ class _NormReLU(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, norm: BatchNorm | None
-    ) -> Tensor:
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         mean, variance = _moments(y)
         rows = y.shape[1]
-        if tracks_statistics(norm):
-            update_running_statistics(norm, mean, variance * (rows / (rows - 1)))
         inverse = (variance + eps).rsqrt()
         scale = weight * inverse
         out = torch.addcmul(bias - mean * scale, y, scale).relu_()
         ctx.eps = eps
         ctx.save_for_backward(y, weight, mean, inverse, out)
-        return out
+        unbiased = variance * (rows / (rows - 1))
+        ctx.mark_non_differentiable(mean, unbiased)
+        ctx.set_materialize_grads(False)
+        return out, mean, unbiased
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         y, weight, mean, inverse, out = ctx.saved_tensors
         z = torch.ops.aten.threshold_backward(grad_output, out.detach(), 0)
         if is_transformed(grad_output):  # no Function may be called there
-            return *_gradients(z, y, weight, *statistics(y, ctx.eps))[:3], None, None
-        return *_NormReLUBackward.apply(z, y, weight, mean, inverse, ctx.eps), None, None
+            return *_gradients(z, y, weight, *statistics(y, ctx.eps))[:3], None
+        return *_NormReLUBackward.apply(z, y, weight, mean, inverse, ctx.eps), None
 
 
 def _gradients(

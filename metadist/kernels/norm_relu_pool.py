@@ -7,31 +7,29 @@ order and on are computed by PyTorch's operations.
 
 from ctypes import Structure
 from itertools import compress
-from typing import Any, TypeGuard
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
-from metadist.kernels.batch_norm import (
-    MIN_ELEMENTS,
-    BatchNorm,
-    fits,
-    is_supported,
-    tracks_statistics,
-    update_running_statistics,
-)
 from metadist.kernels.loader import (
     VECTOR_BYTES,
+    Backend,
+    backend,
     call,
-    can_call,
-    can_use_triton,
     in_memory,
     int64_fields,
 )
 from metadist.kernels.norm_relu import statistics
-from metadist.kernels.transforms import differentiable_gradients, has_tangent, is_transformed
+from metadist.kernels.transforms import differentiable_gradients, is_eager, is_transformed
+
+NormBackend = Backend | Literal["torch"]
+"""How a norm is computed: in C++, in Triton or in PyTorch's operations."""
+
+MIN_ELEMENTS = 2**15
+"""The size of the inputs from which PyTorch's norm is slower than `norm_relu_rows` for one task."""
 
 _SOURCE = "norm_relu_pool"
 
@@ -40,104 +38,74 @@ class _Shape(Structure):
     _fields_ = int64_fields("tasks", "images", "height", "width", "channels", "window")
 
 
-def can_fuse_norm_relu_pool(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
-    """Whether `fused_norm_relu_pool` supports the norm and the inputs.
+def norm_backend(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, window: int, native: bool
+) -> NormBackend | None:
+    """How to compute batch norm and ReLU of tensors; None leaves them, and errors, to PyTorch.
+
+    - "cpp", "triton": by `norm_relu_pool`, of norms with a bias. In C++, channels must fill whole
+      vectors; in Triton, tasks must be batched. See also `backend`.
+    - "torch": by `norm_relu_rows`, of many values of a single task on a CPU, where PyTorch's batch
+      norm of channels-last inputs rounds 30 times as much and takes up to five times as long with
+      two derivatives. PyTorch's norm remains under autocast, and where `is_eager` does not hold.
 
     Args:
-        norm: a module; the parameters of a batch norm may be batched over tasks.
-        inputs: the inputs, of shape (…, n, channels, *size), with more than one value per channel.
+        inputs: the norm's inputs, of shape (…, n, channels, *size).
+        weight: the norm's weights, of shape (…, channels).
+        bias: the norm's biases, of the same shape, or None.
+        window: 2 to pool, else 1.
+        native: whether to use C++ and Triton where they are supported.
     """
-    return (
-        can_fuse_norm(norm, inputs)
-        and fits(norm, inputs)
-        and (norm.running_mean is None or inputs.numel() >= MIN_ELEMENTS)
-    )
+    channel = weight.dim()
+    size = inputs.shape[channel + 1 :]
+    if not (
+        inputs.shape[: channel - 1] == weight.shape[:-1]
+        and inputs.shape[channel : channel + 1] == weight.shape[-1:]
+        and (bias is None or bias.shape == weight.shape)
+        and inputs.shape[channel - 1] * size.numel() > 1  # values per channel
+    ):
+        return None
+    if native and bias is not None and (window == 1 or (len(size) == 2 and min(size) >= window)):
+        found = backend(inputs, weight, bias)
+        if found == "cpp" and weight.shape[-1] * weight.element_size() % VECTOR_BYTES == 0:
+            return found
+        # In Triton, statistics are of the weight's type.
+        if found == "triton" and channel == 2 and weight.dtype is not torch.bfloat16:
+            return found if inputs.numel() > 0 else None
+    if (
+        channel == 1
+        and inputs.numel() >= MIN_ELEMENTS
+        and inputs.is_cpu
+        and inputs.dtype == weight.dtype
+        and inputs.dtype in (torch.float32, torch.float64)
+        and is_eager(inputs, weight, bias)
+    ):
+        return "torch"
+    return None
 
 
-def can_fuse_norm(norm: nn.Module, inputs: Tensor) -> TypeGuard[BatchNorm]:
-    """Whether a norm is supported for inputs of this type and device, of any shape.
+def norm_relu_pool(
+    inputs: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Batch norm, ReLU and, with a window of 2, 2×2 max-pooling, batched and channels last.
 
-    Batch norms with weight and bias are, if `is_supported` holds: on CPUs if their channels fill
-    whole vectors (see also `can_call`), on GPUs if they are batched over tasks (see also
-    `can_use_triton`), there with bfloat16 inputs, too.
-    """
-    return (
-        is_supported(norm)
-        and norm.bias is not None
-        and inputs.device == norm.weight.device
-        and (
-            (can_use_triton(inputs, norm.weight, norm.bias) and _matches_triton(norm, inputs))
-            or (
-                inputs.dtype == norm.weight.dtype
-                and norm.num_features * inputs.element_size() % VECTOR_BYTES == 0
-                and can_call(_SOURCE, inputs, norm.weight, norm.bias)
-            )
-        )
-        and not any(has_tangent(each) for each in (inputs, norm.weight, norm.bias))
-    )
-
-
-_TRITON_TYPES = (
-    (torch.float32, torch.float32),
-    (torch.float64, torch.float64),
-    (torch.bfloat16, torch.float32),
-)
-"""Types of the inputs and of the parameters."""
-
-
-def _matches_triton(norm: BatchNorm, inputs: Tensor) -> bool:
-    types = (inputs.dtype, norm.weight.dtype)
-    return norm.weight.dim() == 2 and inputs.numel() > 0 and types in _TRITON_TYPES
-
-
-def fused_norm_relu_pool(norm: BatchNorm, inputs: Tensor, pool: bool) -> Tensor:
-    """Batch norm, ReLU and, with `pool`, 2×2 max-pooling; see `can_fuse_norm_relu_pool`.
-
-    It is differentiable with respect to inputs, weight and bias. Running statistics are updated.
+    It is differentiable any number of times with respect to inputs, weight and bias.
 
     Args:
-        norm: the batch norm, with parameters of shape (channels,) or, batched, (tasks, channels).
-        inputs: the inputs, of shape (n, channels, *size) or, batched, (tasks, n, channels, *size);
-            size has at most two dimensions.
-        pool: whether to pool; size is then (height, width).
-
-    Returns:
-        The outputs, of shape (…, n, channels, *size); with `pool`, height and width are halved and
-        rounded down.
-    """
-    unbatched = norm.weight.dim() == 1
-    weight, bias = (p.unsqueeze(0) if unbatched else p for p in (norm.weight, norm.bias))
-    batched = inputs.unsqueeze(0) if unbatched else inputs
-    channels_last = batched.movedim(2, -1)  # (tasks, n, *size, channels)
-    tasks, n, *size, channels = channels_last.shape
-    images = channels_last.reshape(tasks, n, *[1] * (0 if pool else 2 - len(size)), *size, channels)
-    window = 2 if pool else 1
-    out = norm_relu_pool_channels_last(images, weight, bias, float(norm.eps), window, norm)
-    out = (out if pool else out.reshape(channels_last.shape)).movedim(-1, 2)
-    return out.squeeze(0) if unbatched else out
-
-
-def norm_relu_pool_channels_last(
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    window: int,
-    norm: BatchNorm | None = None,
-) -> Tensor:
-    """(tasks, n, h, w, channels) -> (tasks, n, h // window, w // window, channels).
-
-    Args:
-        inputs: the norm's inputs.
+        inputs: the norm's inputs, of shape (tasks, n, height, width, channels).
         weight: the norm's weights, of shape (tasks, channels).
         bias: the norm's biases, of shape (tasks, channels).
         eps: the norm's eps.
         window: 2 to pool, else 1.
-        norm: the norm whose running statistics, if it has them, are updated.
+
+    Returns:
+        The outputs, of shape (tasks, n, height // window, width // window, channels), and the mean
+        and the unbiased variance of the inputs, of shape (tasks, channels), without gradients; None
+        in Triton.
     """
     # Contiguous here: tensors saved for double backward must be inputs of the function.
     tensors = (tensor.contiguous() for tensor in (inputs, weight, bias))
-    return _NormReLUPool.apply(*tensors, eps, window, norm)
+    return _NormReLUPool.apply(*tensors, eps, window)
 
 
 def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float | None) -> None:
@@ -164,27 +132,23 @@ def _norm_relu_pool(y: Tensor, weight: Tensor, bias: Tensor, eps: float, window:
 class _NormReLUPool(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        y: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        window: int,
-        norm: BatchNorm | None,
-    ) -> Tensor:
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         tasks, n, height, width, channels = y.shape
         out = weight.new_empty(tasks, n, height // window, width // window, channels)
         mean, inverse = torch.empty_like(weight), torch.empty_like(weight)
-        variance = torch.empty_like(weight) if tracks_statistics(norm) else None
+        variance = torch.empty_like(weight) if weight.is_cpu else None
         _call("forward", window, y, y, weight, bias, eps, out, mean, inverse, variance)
-        if norm is not None and variance is not None:
-            update_running_statistics(norm, mean, variance)
         ctx.eps, ctx.window = eps, window
         ctx.save_for_backward(y, weight, bias, mean, inverse)
-        return out
+        if variance is None:
+            return out, None, None
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)
+        return out, mean, variance
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         if is_transformed(grad_output):  # no Function may be called there
 
             def plain(y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -194,7 +158,7 @@ class _NormReLUPool(Function):
         else:
             arguments = (grad_output.contiguous(), *ctx.saved_tensors)  # here, since it is saved
             grads = _NormReLUPoolBackward.apply(*arguments, ctx.eps, ctx.window)
-        return *grads, None, None, None
+        return *grads, None, None
 
 
 class _NormReLUPoolBackward(Function):
@@ -218,7 +182,7 @@ class _NormReLUPoolBackward(Function):
         _call("backward", window, y, *inputs, *outputs)
         ctx.eps, ctx.window = eps, window
         ctx.save_for_backward(*inputs, mean_z, mean_zh)
-        rows = y[0, ..., 0].numel()
+        rows = y.shape[1:-1].numel()
         return dy, mean_zh * rows, mean_z * rows
 
     @staticmethod

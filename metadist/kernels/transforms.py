@@ -1,6 +1,6 @@
 """What the kernels need to know of PyTorch's transforms, tracers and modes of differentiation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -47,6 +47,36 @@ def in_dispatch_mode() -> bool:
 def has_tangent(tensor: Tensor | None) -> bool:
     """Whether a tensor has a tangent of forward-mode differentiation."""
     return tensor is not None and unpack_dual(tensor).tangent is not None
+
+
+def has_memory(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether no tensor is of a subclass with a `__torch_dispatch__` of its own.
+
+    Such tensors, like DTensor and fake tensors, may have no memory. None is skipped.
+    """
+    for tensor in tensors:  # `all` with a generator takes twice as long
+        if tensor is not None and type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+            return False
+    return True
+
+
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def is_eager(*tensors: Tensor | None) -> bool:
+    """Whether an autograd function without a `jvp` can be run on tensors, and read their memory.
+
+    It cannot under torch.func transforms, dispatch modes (such as fake tensors or a counter of
+    operations), torch.compile, torch.jit.trace and `pytorch_operations`, nor for tensors with a
+    tangent of forward-mode differentiation or with a dispatch of their own. None is skipped.
+    """
+    # First the compiler, which cannot trace the other conditions.
+    if torch.compiler.is_compiling() or in_transform() or in_dispatch_mode():
+        return False
+    for tensor in tensors:  # `any` with a generator takes twice as long
+        if has_tangent(tensor):
+            return False
+    return has_memory(tensors) and not torch.jit.is_tracing()
 
 
 def is_transformed(gradient: Tensor) -> bool:

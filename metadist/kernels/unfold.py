@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from metadist.kernels.convolution import Geometry, Pair, conv_shape
-from metadist.kernels.loader import call, can_call
+from metadist.kernels.loader import backend, call
 
 _SOURCE = "unfold"
 
@@ -39,7 +39,7 @@ class _Unfold(Function):
                 f"a kernel of {kernel[0]}×{kernel[1]} is larger than the inputs of "
                 f"{height}×{width} with padding {padding[0]}×{padding[1]}"
             )
-        if native and can_call(_SOURCE, inputs):
+        if native and backend(inputs) == "cpp":
             columns = inputs.new_empty(n, out_height, out_width, kernel[0] * kernel[1] * channels)
             shape = conv_shape(inputs.unsqueeze(0), columns.shape[-1], geometry)
             call(_SOURCE, "unfold", inputs.dtype, shape, inputs, columns)
@@ -67,7 +67,7 @@ class _Fold(Function):
         kernel, stride, padding = geometry
         n, out_height, out_width, _ = columns.shape
         patches = columns.unflatten(3, (*kernel, -1))
-        if native and can_call(_SOURCE, columns):
+        if native and backend(columns) == "cpp":
             images = columns.new_empty(n, *size, patches.shape[-1])
             shape = conv_shape(images.unsqueeze(0), columns.shape[-1], geometry)
             call(_SOURCE, "fold", columns.dtype, shape, columns.contiguous(), images)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from metadist.kernels import library
-from metadist.kernels.convolution import Geometry, can_convolve, convolve
+from metadist.kernels import convolution, library
+from metadist.kernels.convolution import Geometry, convolve
 from metadist.models.batched_layers import Conv2d
 
 SIZES = [(14, 14), (7, 7), (28, 5), (3, 2), (1, 1)]
@@ -130,6 +130,10 @@ def test_batched_and_unbatched_layer_are_bit_identical(before, stride):
         parameters = {"weight": weight[task], "bias": bias[task]}
         unbatched = functional_call(layer, parameters, (inputs[task],))
         assert torch.equal(unbatched, batched[task])
+
+
+def can_convolve(layer, inputs):
+    return convolution.can_convolve(inputs, layer.weight, layer.bias, layer.geometry)
 
 
 def test_can_convolve():

@@ -20,9 +20,14 @@ from metadist.models.batched_layers import norm_relu
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loader.library.cache_clear()
+    clear_caches()
     yield
+    clear_caches()
+
+
+def clear_caches():
     loader.library.cache_clear()
+    loader.has_cpp.cache_clear()
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
@@ -30,12 +35,13 @@ def test_pytorch_is_used_without_a_compiler(compiler, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", compiler)
     assert loader.library("norm_relu_pool") is None
     norm, inputs = nn.BatchNorm2d(16, track_running_stats=False), torch.randn(4, 16, 4, 4)
-    assert not loader.can_call("norm_relu_pool", inputs)
+    assert loader.backend(inputs) is None
     torch.testing.assert_close(norm_relu(norm, inputs), F.relu(norm(inputs)))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_source_is_compiled_once_per_machine(tmp_path):
+def test_a_source_is_compiled_once_per_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(loader, "SOURCES", ("unfold",))
     if loader.library("unfold") is None:
         pytest.skip("there is no C++ compiler")
     (path,) = (tmp_path / "metadist" / "native").glob("*.so")
@@ -43,10 +49,11 @@ def test_a_source_is_compiled_once_per_machine(tmp_path):
     loader.library.cache_clear()
     assert loader.library("unfold") is not None
     assert path.stat().st_mtime_ns == compiled_at
-    assert loader.can_call("unfold", torch.zeros(1))
-    assert not loader.can_call("unfold", torch.zeros(1, dtype=torch.int64))
+    assert loader.backend(torch.zeros(1)) == "cpp"
+    assert loader.backend(torch.zeros(1, dtype=torch.int64)) is None
+    assert loader.backend(torch.zeros(1), torch.zeros(1).double()) is None
     torch.set_num_threads(2)
-    assert not loader.can_call("unfold", torch.zeros(1))
+    assert loader.backend(torch.zeros(1)) is None
 
 
 def test_libraries_that_others_can_write_are_not_loaded(tmp_path):
@@ -149,17 +156,17 @@ def test_another_compiler_another_processor_and_another_source_are_compiled_apar
 def test_what_pytorch_traces_or_casts_is_not_computed_by_kernels(monkeypatch):
     inputs = torch.zeros(3, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "library", lambda name: object())
-        assert loader.can_call("unfold", inputs)
+        patch.setattr(loader, "has_cpp", lambda: True)
+        assert loader.backend(inputs) == "cpp"
         with torch.autocast("cpu"):
-            assert not loader.can_call("unfold", inputs)
+            assert loader.backend(inputs) is None
         with pytorch_operations():
-            assert not loader.can_call("unfold", inputs)
-        found = torch.func.vmap(lambda row: row + loader.can_call("unfold", inputs))(inputs)
+            assert loader.backend(inputs) is None
+        found = torch.func.vmap(lambda row: row + (loader.backend(inputs) is not None))(inputs)
         assert torch.equal(found, inputs)
-        assert loader.can_call("unfold", inputs)
+        assert loader.backend(inputs) == "cpp"
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert not loader.can_call("unfold", inputs)
+        assert loader.backend(inputs) is None
 
 
 class OnGPU(torch.Tensor):
@@ -177,9 +184,9 @@ class OnGPU(torch.Tensor):
 def test_tensors_with_a_dispatch_of_their_own_are_not_passed_to_kernels(monkeypatch):
     inputs = torch.zeros(3, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "library", lambda name: object())
+        patch.setattr(loader, "has_cpp", lambda: True)
         for without_memory in (TwoTensor(inputs, inputs), FakeTensorMode().from_tensor(inputs)):
-            assert not loader.can_call("unfold", without_memory)
-            assert not loader.can_call("unfold", inputs, nn.Parameter(without_memory))
-        assert loader.can_call("unfold", inputs, nn.Parameter(inputs), nn.Buffer(inputs), None)
-    assert OnGPU(3, 2).is_cuda and not loader.can_use_triton(OnGPU(3, 2))
+            assert loader.backend(without_memory) is None
+            assert loader.backend(inputs, nn.Parameter(without_memory)) is None
+        assert loader.backend(inputs, nn.Parameter(inputs), nn.Buffer(inputs), None) == "cpp"
+    assert OnGPU(3, 2).is_cuda and loader.backend(OnGPU(3, 2)) is None

@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, hvp, jacobian
 from torch.func import vmap
 
-from metadist.kernels import norm_relu as in_pytorch
-from metadist.kernels import norm_relu_pool as in_cpp
+from metadist.kernels import norm_relu_pool
+from metadist.models import batched_layers
 from metadist.models.batched_layers import norm_relu
 
 
@@ -79,7 +79,7 @@ def weighted(function):
 def ours_and_pytorchs(request, monkeypatch):
     """Norm and ReLU, those of PyTorch, and inputs."""
     torch.manual_seed(0)
-    for module in (in_pytorch, in_cpp):
+    for module in (norm_relu_pool, batched_layers):
         monkeypatch.setattr(module, "MIN_ELEMENTS", 0)
     channels = request.param
     layer, inputs = norm(channels).double(), torch.randn(3, channels, 2, 2).double()

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from metadist.kernels import fused_block, library
-from metadist.kernels.loader import can_call
-from metadist.kernels.norm_relu_pool import can_fuse_norm_relu_pool
+from metadist.kernels.loader import backend
+from metadist.kernels.norm_relu_pool import norm_backend
 from metadist.models import Conv4
 from metadist.models.batched_layers import Conv2d, conv_block, norm_relu
 
@@ -32,7 +32,8 @@ class Fused(nn.Module):
         self.norm, self.pool = norm(16), pool
 
     def forward(self, inputs):
-        assert can_fuse_norm_relu_pool(self.norm, inputs)
+        window = 2 if self.pool else 1
+        assert norm_backend(inputs, self.norm.weight, self.norm.bias, window, True) == "cpp"
         return norm_relu(self.norm, inputs, self.pool)
 
 
@@ -87,7 +88,7 @@ def test_inputs_of_any_dimension(tasks, size):
     inputs = torch.randn(*([] if tasks is None else [tasks]), 4, 16, *size)
     if tasks:
         module.weight, module.bias = (nn.Parameter(torch.randn(tasks, 16)) for _ in range(2))
-    assert can_fuse_norm_relu_pool(module, inputs)
+    assert norm_backend(inputs, module.weight, module.bias, 1, True) == "cpp"
     found, expected = (norm_relu(module, inputs, native=native) for native in (True, False))
     assert found.shape == inputs.shape
     torch.testing.assert_close(found, expected)
@@ -124,7 +125,6 @@ def test_float32_error_is_comparable_to_pytorchs():
 def test_eps_is_used():
     inputs = torch.randn(6, 16, 4, 4, dtype=torch.float64)
     module = nn.BatchNorm2d(16, eps=0.5, track_running_stats=False).double()
-    assert can_fuse_norm_relu_pool(module, inputs)
     torch.testing.assert_close(norm_relu(module, inputs), F.relu(module(inputs)))
 
 
@@ -138,20 +138,29 @@ def test_non_finite_values_propagate(value):
     assert out[:, :3].isfinite().all() and out[:, 4:].isfinite().all()
 
 
-def test_can_fuse():
-    inputs = torch.randn(4, 16, 4, 4)
-    assert not can_fuse_norm_relu_pool(nn.Identity(), inputs)
-    tracking, many = nn.BatchNorm2d(16), torch.randn(64, 16, 8, 8)
-    assert can_fuse_norm_relu_pool(tracking, many) and not can_fuse_norm_relu_pool(tracking, inputs)
-    assert not can_fuse_norm_relu_pool(tracking.eval(), many)
-    assert not can_fuse_norm_relu_pool(
-        nn.BatchNorm2d(16, affine=False, track_running_stats=False), inputs
-    )
-    assert not can_fuse_norm_relu_pool(norm(15), inputs[:, :15])
-    assert not can_fuse_norm_relu_pool(norm(16), inputs.half())
-    assert not can_fuse_norm_relu_pool(norm(16), inputs[:1, :, :1, :1])
+def test_backends_of_norms():
+    def found(inputs, weight, bias=None, window=1, native=True):
+        return norm_backend(inputs, weight, weight if bias is None else bias, window, native)
+
+    inputs, ones = torch.randn(4, 16, 4, 4), torch.ones(16)
+    many = torch.randn(64, 16, 8, 8)
+    assert found(inputs, ones) == found(many, ones, window=2) == "cpp"
+    assert found(many, ones, native=False) == norm_backend(many, ones, None, 1, True) == "torch"
+    assert found(many[:, :15], ones[:15]) == "torch"
+    for few in (
+        found(inputs, ones, native=False),
+        found(inputs[:, :15], ones[:15]),
+        found(inputs[:, :15], ones),
+        found(inputs, ones, ones[:4]),
+        found(inputs.half(), ones.half()),
+        found(inputs, ones.double()),
+        found(inputs, ones, ones.double()),
+        found(inputs[:1, :, :1, :1], ones),
+        found(inputs[..., :1], ones, window=2),
+    ):
+        assert few is None
     torch.set_num_threads(2)
-    assert not can_fuse_norm_relu_pool(norm(16), inputs)
+    assert found(inputs, ones) is None and found(many, ones) == "torch"
 
 
 def test_a_model_works_under_torch_func():
@@ -236,7 +245,6 @@ def test_norms_of_the_users_own_and_their_hooks_are_run():
     own = Constant(16, track_running_stats=False)
     assert torch.equal(norm_relu(own, inputs), torch.full_like(inputs, 7))
     hooked, seen = norm(16), []
-    assert can_fuse_norm_relu_pool(hooked, inputs)
     hooked.register_forward_hook(lambda *_: seen.append(1))
     norm_relu(hooked, inputs)
     assert seen == [1]
@@ -286,7 +294,7 @@ def test_eps_may_be_an_integer():
 @needs_compiler
 def test_dispatch_modes_see_pytorchs_operations():
     model, images = Conv4((1, 28, 28), 5, pooling="max"), torch.randn(4, 1, 28, 28)
-    assert can_call("norm_relu_pool", images)
+    assert backend(images) == "cpp"
     with FlopCounterMode(display=False) as counted:
         model(images)
     position = 2 * 4 * 64 * 9  # products and sums for 4 images and 64 filters of 3×3
