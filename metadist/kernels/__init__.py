@@ -1,4 +1,4 @@
-"""C++ kernels and their Python bindings, some of them with a PyTorch implementation as well."""
+"""Kernels in C++, for CPUs, and in Triton, for GPUs, with the autograd functions that call them."""
 
 from metadist.kernels.loader import disable_native, library, native_available
 from metadist.kernels.malloc import tune_malloc
