@@ -22,7 +22,7 @@ from metadist.kernels.convolution import (
 )
 from metadist.kernels.loader import backend, call
 from metadist.kernels.norm_relu_pool import norm_relu_pool
-from metadist.kernels.transforms import differentiable_gradients
+from metadist.kernels.transforms import differentiable_gradients, has_tangent
 
 _SOURCE = "fused_block"
 MIN_BYTES = 2**23
@@ -121,7 +121,7 @@ class _FusedBlock(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         *inputs, mean, inverse = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
+        if torch.is_grad_enabled() or has_tangent(grad_output):  # as with create_graph=True
 
             def separate(
                 images: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from metadist.kernels import fused_block, library
@@ -142,6 +143,14 @@ def test_a_parameter_may_be_another_one_or_computed_from_it(bias_of, tasks):
         (first,) = torch.autograd.grad(loss, values, create_graph=True)
         gradients.append((first, *torch.autograd.grad(first.square().sum(), values)))
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_with_a_tangent_is_refused_as_by_the_convolution():
+    outputs = Block(1, 16, native=True)(torch.randn(3, 1, 8, 8))
+    with forward_ad.dual_level():
+        gradient = forward_ad.make_dual(torch.ones_like(outputs), torch.ones_like(outputs))
+        with pytest.raises(RuntimeError, match=r"forward mode AD|jvp"):
+            outputs.backward(gradient)
 
 
 def test_mismatched_channels_raise_pytorchs_error():
