@@ -104,9 +104,9 @@ class Conv2d(nn.Conv2d):
         images = to_autocast_dtype(inputs).permute(0, 1, 3, 4, 2).flatten(0, 1)
         columns = unfold(images, geometry, self.native)
         matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
-        rows = columns.reshape(tasks, -1, columns.shape[-1])
-        outputs = matmul(rows, matrix, bias, self.native)
-        outputs = outputs.view(tasks, n, *columns.shape[1:3], self.out_channels)
+        columns = columns.unflatten(0, (tasks, n))
+        outputs = matmul(columns.flatten(1, 3), matrix, bias, self.native)
+        outputs = outputs.view(*columns.shape[:-1], self.out_channels)
         return outputs.permute(0, 1, 4, 2, 3)
 
     @property

@@ -171,6 +171,18 @@ def test_batch_norm_without_kernels_is_as_accurate_as_pytorchs(batched):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("pooling", ["stride", "max"])
+def test_no_tasks(pooling, native, monkeypatch):
+    monkeypatch.setattr(fused_block, "MIN_BYTES", 0)
+    model = Conv4((1, 16, 16), 3, filters=16, pooling=pooling, native=native)
+    parameters = {name: p.detach().new_empty(0, *p.shape) for name, p in model.named_parameters()}
+    weight = parameters["norms.0.weight"].requires_grad_()
+    outputs = functional_call(model, parameters, (torch.rand(0, 5, 1, 16, 16),))
+    assert outputs.shape == (0, 5, 3)
+    assert torch.autograd.grad(outputs.sum(), weight)[0].shape == (0, 16)
+
+
 def test_models_with_running_statistics_or_dropout_are_not_batched():
     assert not Conv4((1, 28, 28), 5, running_statistics=True).supports_batched_tasks
     assert not Conv4((1, 28, 28), 5, dropout=0.1).supports_batched_tasks
