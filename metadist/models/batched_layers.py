@@ -148,17 +148,28 @@ def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool 
     """Norm, ReLU and, with `pool`, 2×2 max-pooling.
 
     Args:
-        norm: batched, a `torch.nn.BatchNorm1d` or `BatchNorm2d` without running statistics, whose
-            hooks are not run; unbatched, any module that keeps the shape.
+        norm: batched, a `torch.nn.BatchNorm1d` or `BatchNorm2d` with a weight and without running
+            statistics, whose hooks are not run; unbatched, any module that keeps the shape.
         inputs: (…, n, channels, *size).
         pool: whether to halve height and width, rounded down.
         native: whether to use C++ and Triton kernels where they are supported.
 
     Raises:
-        ValueError: there is a single value per channel.
+        ValueError: there is a single value per channel, or a `BatchNorm1d` without weight and
+            running statistics has inputs of three dimensions.
     """
     backend = _norm_backend(norm, inputs, pool, native)
     if backend is None:
+        if (
+            type(norm) is nn.BatchNorm1d
+            and norm.weight is None
+            and norm.running_mean is None
+            and inputs.dim() == 3
+        ):
+            raise ValueError(
+                "a BatchNorm1d without weight cannot tell whether its inputs of shape "
+                f"{tuple(inputs.shape)} are batched over tasks: use affine=True"
+            )
         if _is_batch_norm(norm) and inputs.is_cpu and (norm.training or norm.running_mean is None):
             inputs = inputs.contiguous()  # channels last, PyTorch's statistics are less accurate
         out = F.relu(norm(inputs))

@@ -28,6 +28,16 @@ def test_a_norm_without_weights():
     assert torch.equal(norm_relu(plain, inputs), F.relu(plain(inputs)))
 
 
+def test_a_norm_without_weights_cannot_be_batched():
+    norm = nn.BatchNorm1d(16, affine=False, track_running_stats=False)
+    inputs = torch.randn(3, 5, 16)
+    with pytest.raises(ValueError, match="use affine=True"):
+        norm_relu(norm, inputs)
+    assert torch.equal(norm_relu(norm, inputs[0]), F.relu(norm(inputs[0])))
+    tracking = nn.BatchNorm1d(5, affine=False).eval()  # which is never batched
+    assert torch.equal(norm_relu(tracking, inputs), F.relu(tracking(inputs)))
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_a_norm_without_bias(native):
     layer, inputs = norm(16), torch.randn(2, 16, 3, 3)
