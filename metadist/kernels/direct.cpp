@@ -5,6 +5,7 @@
 // being copied. The order of summation depends on the shape of one task alone.
 
 #include "conv_shape.h"
+#include "export.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -152,7 +153,7 @@ void convolve_task(const std::vector<Sums>& groups, int64_t images, int64_t from
 }
 
 template <class R>
-void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
+void convolve(ConvShape s, const R* inputs, const R* weight, const R* bias, R* outputs) {
     const std::vector<Sums> groups = sums_of_outputs(s);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
                  outputs += s.images * s.out_pixels() * s.out, weight += s.taps() * s.in * s.out,
@@ -163,7 +164,7 @@ void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bia
 
 // The gradient with respect to the inputs of <gradient, convolution of the inputs>.
 template <class R>
-void conv_transpose(const ConvShape& s, const R* gradient, const R* weight, R* inputs) {
+void conv_transpose(ConvShape s, const R* gradient, const R* weight, R* inputs) {
     const std::vector<Sums> groups = sums_of_inputs(s);
     Buffer<R> transposed(s.taps() * s.in * s.out);
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
@@ -214,7 +215,7 @@ void sum_columns(const R* const* left, const R* const* right, int64_t pairs, int
 
 // The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
 template <class R>
-void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
+void weight_grad(ConvShape s, const R* inputs, const R* gradient, R* weight, R* bias) {
     using L = Lanes<R>;
     const int64_t block = std::max<int64_t>(1, BLOCK_PIXELS / s.out_pixels());
     struct Pair {
@@ -264,19 +265,6 @@ void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weig
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                     \
-    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight,          \
-                                      const R* bias, R* outputs) {                            \
-        convolve(s, inputs, weight, bias, outputs);                                           \
-    }                                                                                         \
-    extern "C" void conv_transpose_##SUFFIX(ConvShape s, const R* gradient, const R* weight,  \
-                                            R* inputs) {                                      \
-        conv_transpose(s, gradient, weight, inputs);                                          \
-    }                                                                                         \
-    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient,     \
-                                         R* weight, R* bias) {                                \
-        weight_grad(s, inputs, gradient, weight, bias);                                       \
-    }
-
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT(convolve)
+EXPORT(conv_transpose)
+EXPORT(weight_grad)

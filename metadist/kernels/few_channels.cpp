@@ -1,5 +1,6 @@
 // The convolution of `few_channels.h` and its gradients with respect to weight and bias.
 
+#include "export.h"
 #include "few_channels.h"
 
 namespace {
@@ -7,7 +8,7 @@ namespace {
 constexpr int64_t BLOCK = 96;  // pixels whose outputs stay in the cache
 
 template <class R>
-void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bias, R* outputs) {
+void convolve(ConvShape s, const R* inputs, const R* weight, const R* bias, R* outputs) {
     FewChannels<R> convolution(s, BLOCK);
     const int64_t pixels = s.images * s.out_pixels();
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
@@ -24,7 +25,7 @@ void convolve(const ConvShape& s, const R* inputs, const R* weight, const R* bia
 
 // The gradients with respect to weight and bias of <gradient, convolution of the inputs>.
 template <class R>
-void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weight, R* bias) {
+void weight_grad(ConvShape s, const R* inputs, const R* gradient, R* weight, R* bias) {
     FewChannels<R> convolution(s, BLOCK);
     const int64_t pixels = s.images * s.out_pixels();
     for (int64_t task = 0; task < s.tasks; ++task, inputs += s.images * s.in_pixels() * s.in,
@@ -41,15 +42,5 @@ void weight_grad(const ConvShape& s, const R* inputs, const R* gradient, R* weig
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                 \
-    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight,      \
-                                      const R* bias, R* outputs) {                        \
-        convolve(s, inputs, weight, bias, outputs);                                       \
-    }                                                                                     \
-    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient, \
-                                         R* weight, R* bias) {                            \
-        weight_grad(s, inputs, gradient, weight, bias);                                   \
-    }
-
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT(convolve)
+EXPORT(weight_grad)

@@ -3,6 +3,7 @@
 // cache, are recomputed wherever they are needed. Layouts are those of `few_channels.h` and
 // `norm_relu_pool.cpp`.
 
+#include "export.h"
 #include "few_channels.h"
 #include "norm_pool.h"
 
@@ -18,7 +19,7 @@ void for_each_row_pair(const ConvShape& s, Callback callback) {
 }
 
 template <class R>
-void forward(const ConvShape& s, const R* inputs, const R* weight, const R* bias, const R* gamma,
+void forward(ConvShape s, const R* inputs, const R* weight, const R* bias, const R* gamma,
              const R* beta, double eps, R* out, R* mean, R* inverse, R* unbiased_variance) {
     using L = Lanes<R>;
     using V = typename L::Vector;
@@ -56,7 +57,7 @@ void forward(const ConvShape& s, const R* inputs, const R* weight, const R* bias
 
 // `backward` of `norm_relu_pool.cpp` followed by the weight gradient of the convolution.
 template <class R>
-void backward(const ConvShape& s, const R* gradient, const R* inputs, const R* weight,
+void backward(ConvShape s, const R* gradient, const R* inputs, const R* weight,
               const R* bias, const R* gamma, const R* beta, const R* mean, const R* inverse,
               R* grad_weight, R* grad_bias, R* mean_z, R* mean_zh) {
     using L = Lanes<R>;
@@ -132,19 +133,5 @@ void backward(const ConvShape& s, const R* gradient, const R* inputs, const R* w
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                          \
-    extern "C" void forward_##SUFFIX(ConvShape s, const R* inputs, const R* weight, const R* bias, \
-                                     const R* gamma, const R* beta, double eps, R* out, R* mean,   \
-                                     R* inverse, R* unbiased_variance) {                           \
-        forward(s, inputs, weight, bias, gamma, beta, eps, out, mean, inverse, unbiased_variance); \
-    }                                                                                              \
-    extern "C" void backward_##SUFFIX(ConvShape s, const R* gradient, const R* inputs,             \
-                                      const R* weight, const R* bias, const R* gamma,              \
-                                      const R* beta, const R* mean, const R* inverse,              \
-                                      R* grad_weight, R* grad_bias, R* mean_z, R* mean_zh) {       \
-        backward(s, gradient, inputs, weight, bias, gamma, beta, mean, inverse, grad_weight,       \
-                 grad_bias, mean_z, mean_zh);                                                      \
-    }
-
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT(forward)
+EXPORT(backward)

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -165,10 +166,16 @@ def call(
         dtype: the type of the tensors.
         arguments: the function's arguments; tensors must be contiguous, None is a null pointer.
     """
-    symbol = getattr(library(name), f"{function}_{_TYPES[dtype]}")
-    symbol.restype = None
     given = list(map(in_memory, arguments))  # copies among them live until the call returns
-    symbol(*map(_as_ctypes, given))
+    _function(library(name), f"{function}_{_TYPES[dtype]}")(*map(_as_ctypes, given))
+
+
+@functools.cache
+def _function(compiled: ctypes.CDLL, name: str) -> Callable[..., None]:
+    """The function that an exported pointer of a library refers to; see `export.h`."""
+    address = ctypes.c_void_p.in_dll(compiled, name).value
+    assert address
+    return ctypes.CFUNCTYPE(None)(address)
 
 
 def _as_ctypes(argument: Tensor | float | ctypes.Structure | None) -> Any:

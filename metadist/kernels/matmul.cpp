@@ -6,6 +6,7 @@
 // block of the depth; their product stays in registers (Goto and van de Geijn, "Anatomy of
 // high-performance matrix multiplication", ACM TOMS 2008).
 
+#include "export.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -88,7 +89,7 @@ void multiply_stripe(const R* a, const R* b, int64_t rows, int64_t depth, int64_
 }
 
 template <class R>
-void matmul(const Shape& s, const R* a, const R* b, const R* bias, R* c) {
+void matmul(Shape s, const R* a, const R* b, const R* bias, R* c) {
     constexpr int64_t lanes = Lanes<R>::count;
     const int64_t panels = (s.rows + ROWS - 1) / ROWS;
     Buffer<R> packed_a(panels * ROWS * DEPTH), packed_b(MOST_VECTORS * lanes * DEPTH);
@@ -119,10 +120,4 @@ void matmul(const Shape& s, const R* a, const R* b, const R* bias, R* c) {
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                   \
-    extern "C" void matmul_##SUFFIX(Shape s, const R* a, const R* b, const R* bias, R* c) { \
-        matmul(s, a, b, bias, c);                                                           \
-    }
-
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT(matmul)

@@ -2,6 +2,7 @@
 // images, height, width, channels); `window` is 2 with pooling, else 1. Statistics are per task and
 // channel, over the `rows` (pixels) of all images.
 
+#include "export.h"
 #include "norm_pool.h"
 
 #include <cstdint>
@@ -64,7 +65,7 @@ void for_each_unpooled(const Shape& s, const R* gradient, const R* y, const R* s
 }
 
 template <class R, int WINDOW>
-void forward(const Shape& s, const R* y, const R* weight, const R* bias, double eps, R* out,
+void forward(Shape s, const R* y, const R* weight, const R* bias, double eps, R* out,
              R* mean, R* inverse, R* unbiased_variance) {
     using L = Lanes<R>;
     using V = typename L::Vector;
@@ -95,7 +96,7 @@ void forward(const Shape& s, const R* y, const R* weight, const R* bias, double 
 // normalized y and <.> the mean over rows; and <z>, <zh>, to which the gradients by bias and weight
 // are proportional.
 template <class R, int WINDOW>
-void backward(const Shape& s, const R* gradient, const R* y, const R* weight, const R* bias,
+void backward(Shape s, const R* gradient, const R* y, const R* weight, const R* bias,
               const R* mean, const R* inverse, R* dy, R* mean_z, R* mean_zh) {
     using L = Lanes<R>;
     using V = typename L::Vector;
@@ -143,7 +144,7 @@ void backward(const Shape& s, const R* gradient, const R* y, const R* weight, co
 // Double backward: t, t_weight and t_bias are the gradients by the outputs of `backward`; computes
 // the gradients by its `gradient`, y and weight.
 template <class R, int WINDOW>
-void double_backward(const Shape& s, const R* t, const R* t_weight, const R* t_bias,
+void double_backward(Shape s, const R* t, const R* t_weight, const R* t_bias,
                      const R* gradient, const R* y, const R* weight, const R* bias, const R* mean,
                      const R* inverse, const R* mean_z, const R* mean_zh, R* d_gradient, R* dy,
                      R* d_weight) {
@@ -227,28 +228,13 @@ void double_backward(const Shape& s, const R* t, const R* t_weight, const R* t_b
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                          \
-    extern "C" void forward_##SUFFIX(Shape s, const R* y, const R* weight, const R* bias,          \
-                                     double eps, R* out, R* mean, R* inverse,                      \
-                                     R* unbiased_variance) {                                       \
-        (s.window == 2 ? forward<R, 2> : forward<R, 1>)(s, y, weight, bias, eps, out, mean,        \
-                                                        inverse, unbiased_variance);               \
-    }                                                                                              \
-    extern "C" void backward_##SUFFIX(Shape s, const R* gradient, const R* y, const R* weight,     \
-                                      const R* bias, const R* mean, const R* inverse, R* dy,       \
-                                      R* mean_z, R* mean_zh) {                                     \
-        (s.window == 2 ? backward<R, 2> : backward<R, 1>)(s, gradient, y, weight, bias, mean,      \
-                                                          inverse, dy, mean_z, mean_zh);           \
-    }                                                                                              \
-    extern "C" void double_backward_##SUFFIX(                                                      \
-        Shape s, const R* t, const R* t_weight, const R* t_bias, const R* gradient, const R* y,    \
-        const R* weight, const R* bias, const R* mean, const R* inverse, const R* mean_z,          \
-        const R* mean_zh, R* d_gradient, R* dy, R* d_weight) {                                     \
-        (s.window == 2 ? double_backward<R, 2>                                                     \
-                       : double_backward<R, 1>)(s, t, t_weight, t_bias, gradient, y, weight, bias, \
-                                                mean, inverse, mean_z, mean_zh, d_gradient, dy,    \
-                                                d_weight);                                         \
-    }
+// The pointers NAME_1_f32, NAME_2_f32 and so on, by the window.
+#define EXPORT_WINDOWS(NAME)                      \
+    EXPORT_POINTER(NAME##_1_f32, NAME<float, 1>)  \
+    EXPORT_POINTER(NAME##_2_f32, NAME<float, 2>)  \
+    EXPORT_POINTER(NAME##_1_f64, NAME<double, 1>) \
+    EXPORT_POINTER(NAME##_2_f64, NAME<double, 2>)
 
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT_WINDOWS(forward)
+EXPORT_WINDOWS(backward)
+EXPORT_WINDOWS(double_backward)

@@ -115,7 +115,7 @@ def _call(function: str, window: int, y: Tensor, *arguments: Tensor | float | No
 
         getattr(norm_relu_pool_gpu, function)(window, *map(in_memory, arguments))
     else:
-        call(_SOURCE, function, y.dtype, _Shape(*y.shape, window), *arguments)
+        call(_SOURCE, f"{function}_{window}", y.dtype, _Shape(*y.shape, window), *arguments)
 
 
 def _norm_relu_pool(y: Tensor, weight: Tensor, bias: Tensor, eps: float, window: int) -> Tensor:

@@ -2,6 +2,7 @@
 // (images, height', width', out), with out values in a patch.
 
 #include "conv_shape.h"
+#include "export.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -33,7 +34,7 @@ void for_each_span(const ConvShape& s, Copy copy, Pad pad) {
 }
 
 template <class R>
-void unfold(const ConvShape& s, const R* images, R* columns) {
+void unfold(ConvShape s, const R* images, R* columns) {
     const int64_t size = s.in_pixels() * s.in;
     for (int64_t n = 0; n < s.images; ++n, images += size, columns += s.out_pixels() * s.out)
         for_each_span(
@@ -45,7 +46,7 @@ void unfold(const ConvShape& s, const R* images, R* columns) {
 }
 
 template <class R>
-void fold(const ConvShape& s, const R* columns, R* images) {
+void fold(ConvShape s, const R* columns, R* images) {
     const int64_t size = s.in_pixels() * s.in;
     for (int64_t n = 0; n < s.images; ++n, images += size, columns += s.out_pixels() * s.out) {
         std::fill_n(images, size, R(0));
@@ -62,13 +63,5 @@ void fold(const ConvShape& s, const R* columns, R* images) {
 
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                       \
-    extern "C" void unfold_##SUFFIX(ConvShape s, const R* images, R* columns) { \
-        unfold(s, images, columns);                                             \
-    }                                                                           \
-    extern "C" void fold_##SUFFIX(ConvShape s, const R* columns, R* images) {   \
-        fold(s, columns, images);                                               \
-    }
-
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT(unfold)
+EXPORT(fold)

@@ -3,6 +3,7 @@
 // are multiples of the vector length; `conv_shape.h` has the layouts.
 
 #include "conv_shape.h"
+#include "export.h"
 #include "minimal_filtering.h"
 #include "vectors.h"
 
@@ -513,21 +514,23 @@ class Convolution {
     Buffer<R> weights;  // for each pair of types of rows and columns; or their gradients
 };
 
+template <class R>
+void convolve(ConvShape s, const R* inputs, const R* weight, const R* bias, R* outputs) {
+    Convolution<R>(s, BLOCK_BYTES).convolve(inputs, weight, bias, outputs);
+}
+
+template <class R>
+void conv_transpose(ConvShape s, const R* gradient, const R* weight, R* inputs) {
+    Convolution<R>(s, BLOCK_BYTES).conv_transpose(gradient, weight, inputs);
+}
+
+template <class R>
+void weight_grad(ConvShape s, const R* inputs, const R* gradient, R* weight, R* bias) {
+    Convolution<R>(s, GRADIENT_BLOCK_BYTES).weight_grad(inputs, gradient, weight, bias);
+}
+
 }  // namespace
 
-#define EXPORT(R, SUFFIX)                                                                        \
-    extern "C" void convolve_##SUFFIX(ConvShape s, const R* inputs, const R* weight,             \
-                                      const R* bias, R* outputs) {                               \
-        Convolution<R>(s, BLOCK_BYTES).convolve(inputs, weight, bias, outputs);                  \
-    }                                                                                            \
-    extern "C" void conv_transpose_##SUFFIX(ConvShape s, const R* gradient, const R* weight,     \
-                                            R* inputs) {                                         \
-        Convolution<R>(s, BLOCK_BYTES).conv_transpose(gradient, weight, inputs);                 \
-    }                                                                                            \
-    extern "C" void weight_grad_##SUFFIX(ConvShape s, const R* inputs, const R* gradient,        \
-                                         R* weight, R* bias) {                                   \
-        Convolution<R>(s, GRADIENT_BLOCK_BYTES).weight_grad(inputs, gradient, weight, bias);     \
-    }
-
-EXPORT(float, f32)
-EXPORT(double, f64)
+EXPORT(convolve)
+EXPORT(conv_transpose)
+EXPORT(weight_grad)
