@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from metadist.kernels import convolution, library
@@ -218,6 +219,14 @@ def test_impossible_geometries_raise_pytorchs_error(options):
     layer = Conv2d(16, 16, 3, **options)
     with pytest.raises(RuntimeError, match=r"non-positive stride|negative padding"):
         layer(torch.zeros(2, 16, 8, 8))
+
+
+def test_forward_mode_derivatives_are_pytorchs():
+    layer, inputs = Conv2d(16, 16, 3, padding=1), torch.rand(2, 16, 6, 6)
+    with forward_ad.dual_level():
+        outputs = layer(forward_ad.make_dual(inputs, inputs.sin()))
+        tangent = forward_ad.unpack_dual(outputs).tangent
+    torch.testing.assert_close(tangent, F.conv2d(inputs.sin(), layer.weight, padding=1))
 
 
 def test_numbers_of_tasks_must_match():
