@@ -17,6 +17,7 @@ from metadist.tasks.episode import (
     key_split,
     require_members,
 )
+from metadist.tasks.generators import KeyGenerators
 from metadist.tasks.look_ahead import Counts, LookAhead, TaskSource
 
 
@@ -124,10 +125,11 @@ class FewShotTasks:
         if episodes is None or type(self).sample is not FewShotTasks.sample:
             return None
         split = key_split(keys[0])
+        counts = self._counts(split)
         # A subclass of a dataset may change in training.
-        looks_ahead = split == "train" and vars(type(self.dataset)).get("looks_ahead")
-        source = TaskSource(episodes, device, split, self._counts(split))
-        return self._look_ahead(source, keys) if looks_ahead else source.sample(keys)
+        if split == "train" and vars(type(self.dataset)).get("looks_ahead"):
+            return self._look_ahead(TaskSource(episodes, device, split, counts), keys)
+        return episodes(device, KeyGenerators(keys), split, *counts)
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """A task's class names and query images; None if the dataset does not describe its tasks.
