@@ -119,7 +119,9 @@ class _FusedBlock(Function):
         return out, mean, variance
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad_output is None:  # as from a function whose backward returns None
+            return (None,) * 6
         *inputs, mean, inverse = ctx.saved_tensors
         if torch.is_grad_enabled() or has_tangent(grad_output):  # as with create_graph=True
 

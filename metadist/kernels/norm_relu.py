@@ -68,7 +68,9 @@ class _NormReLU(Function):
         return out, mean, unbiased
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad_output is None:  # as from a function whose backward returns None
+            return (None,) * 4
         y, weight, mean, inverse, out = ctx.saved_tensors
         z = torch.ops.aten.threshold_backward(grad_output, out.detach(), 0)
         if is_transformed(grad_output):  # no Function may be called there

@@ -148,7 +148,9 @@ class _NormReLUPool(Function):
         return out, mean, variance
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad_output is None:  # as from a function whose backward returns None
+            return (None,) * 5
         if is_transformed(grad_output):  # no Function may be called there
 
             def plain(y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:

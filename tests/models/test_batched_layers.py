@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from metadist.kernels import fused_block, library
 from metadist.models import MLP, Conv4
-from metadist.models.batched_layers import Conv2d, Linear, norm_relu
+from metadist.models.batched_layers import Conv2d, Linear, conv_block, norm_relu
 
 
 class Norm(nn.Module):
@@ -235,3 +235,26 @@ def test_a_gradient_without_memory_is_refused(layer):
     loss = (outputs * TwoTensor(factor, factor)).sum()
     with pytest.raises(RuntimeError, match="native=False"):
         loss.backward()
+
+
+class WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return None
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("pool", [True, False])
+def test_no_gradient_arrives(pool, native, monkeypatch):
+    monkeypatch.setattr(fused_block, "MIN_BYTES", 0)
+    layers = Conv2d(1, 16, 3, padding=1, native=native), norm(16)
+    for layer in layers:
+        for name, parameter in [*layer.named_parameters()]:
+            setattr(layer, name, nn.Parameter(parameter.expand(2, *parameter.shape)))
+    outputs = conv_block(*layers, torch.rand(2, 5, 1, 8, 8), pool, native)
+    WithoutGradient.apply(outputs).sum().backward()
+    assert all(p.grad is None for p in layers[1].parameters())
