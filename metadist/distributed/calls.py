@@ -86,7 +86,8 @@ def remote_async_call(
 
     Raises:
         UserError: the partitioner names a worker that does not exist, `gradient` is unknown,
-            `gradient="worker"` is used inside an autograd context, `fanout` is below 1, or
+            `gradient="worker"` or an `nn.Parameter` that requires grad is used inside an autograd
+            context, `mean_reducer` gets shards without items only, `fanout` is below 1, or
             `timeout` is negative or NaN. These errors are raised at once, before anything is sent.
         TypeError: `args` is no tuple or list, `timeout` is not a number, `func`, `partitioner` or
             `reducer` is no function, `func` or its arguments cannot be pickled, or the partitioner
