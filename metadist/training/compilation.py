@@ -9,7 +9,6 @@ from torch import nn
 from metadist.algorithms import Learner
 from metadist.distributed import get_rank, get_world_size
 from metadist.distributed.job import current_job
-from metadist.errors import UserError
 from metadist.tasks import task_keys
 from metadist.training.batching import equal_chunk_size, input_elements, max_chunk_size
 from metadist.training.compiled_steps import CompiledSteps
@@ -35,9 +34,6 @@ def compile_step(
         experiment: the experiment, whose `train_mapper` is replaced.
         gather: a function that returns the values of all ranks. It is called if the step is to be
             compiled. Default: this rank's value alone.
-
-    Raises:
-        UserError: `trainer.compile` is true, and the strategy computes one task at a time.
     """
     steps = steps_to_compile(experiment)
     if steps is None:
@@ -65,28 +61,17 @@ def steps_to_compile(experiment: Experiment) -> CompiledSteps | None:
     A GPU captures the eager step as a CUDA graph; with `compile="auto"`, a CPU compiles the step of
     a model without convolutions in a long run. The step of a learner that computes one task at a
     time, has buffers or draws random numbers is neither captured nor compiled; with `compile=true`,
-    rank zero logs the reason.
+    rank zero logs the reason. A strategy that computes one task at a time compiles none.
 
     On a CPU, the chunk size does not depend on the number of workers, so that all use one compiled
     form. A GPU computes padding at full cost, and its chunks are parts of its share of the tasks.
 
     Args:
         experiment: the experiment, with the chunk size of all ranks.
-
-    Raises:
-        UserError: see `compile_step`.
     """
     trainer, mapper = experiment.trainer_config, experiment.train_mapper
-    if not trainer.compile:
+    if not trainer.compile or not experiment.strategy.sums_on_workers:
         return None
-    if not experiment.strategy.sums_on_workers:
-        if trainer.compile == "auto":
-            return None
-        raise UserError(
-            f"trainer.compile=true does not apply to strategy={experiment.strategy.name} with "
-            "these options, which computes one task at a time: leave it out, or take a linear "
-            "reducer with strategy.gradient=worker or strategy.engine=sum."
-        )
     learner, device = experiment.learner.train(), resolve_device(mapper.device)
     on_gpu = device.type == "cuda"
     if trainer.compile == "auto":

@@ -53,6 +53,7 @@ def check_before_training(
         UserError: the parts do not fit; see the checks below.
         RuntimeError: the user's own code raised an error; see `run_sanity_check`.
     """
+    _check_compilation(strategy, trainer)
     _check_picklable(strategy, learner)
     check_partition(strategy, learner, trainer.meta_batch_size)
     _check_protocols(tasks, learner)
@@ -69,6 +70,16 @@ def check_before_training(
             raise
         except Exception as error:
             raise_explained(error, tasks, learner, split, f"a batch of two {split} tasks")
+
+
+def _check_compilation(strategy: Strategy, trainer: TrainerConfig) -> None:
+    """Refuse `trainer.compile=true` for a strategy that computes one task at a time."""
+    if trainer.compile is True and not strategy.sums_on_workers:
+        raise UserError(
+            f"trainer.compile=true does not apply to strategy={strategy.name} with these options, "
+            "which computes one task at a time: leave it out, or take a linear reducer with "
+            "strategy.gradient=worker or strategy.engine=sum."
+        )
 
 
 def _log_lost_batching(learner: Learner) -> None:

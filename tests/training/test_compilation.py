@@ -18,10 +18,13 @@ from metadist.training import (
     AllReduceStrategy,
     LocalStrategy,
     RpcStrategy,
+    Trainer,
     TrainerConfig,
     compile_step,
 )
+from metadist.training.checkpoints import Checkpoints
 from metadist.training.compilation import steps_to_compile
+from metadist.training.sanity_check import check_before_training
 
 LOCAL = LocalStrategy(batch_partitioner, mean_reducer)
 
@@ -113,5 +116,16 @@ def test_a_learner_whose_step_is_not_compiled_is_logged(build, reason, caplog):
 def test_a_step_of_one_task_at_a_time_is_not_compiled(strategy):
     learner, tasks = sinusoid()
     assert steps(learner, tasks, strategy, iterations=5000) is None
+    trainer = TrainerConfig(compile=True)
     with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
-        steps(learner, tasks, strategy, compile=True)
+        check_before_training(strategy, tasks, learner, trainer, "float32")
+
+
+def test_a_resume_that_cannot_be_compiled_leaves_the_best_checkpoint(tmp_path):
+    options = ("trainer.iterations=2", "trainer.eval_every=1", "trainer.test_checkpoint=best")
+    Trainer(build(tmp_path, "strategy=local", *options)).run()
+    best = Checkpoints(tmp_path).best
+    options = (*options, "strategy=rpc", "strategy.gradient=dist_autograd", "resume=auto")
+    with pytest.raises(UserError, match=r"trainer\.compile=true does not apply to strategy="):
+        build(tmp_path, *options, "trainer.eval_seed=5", "trainer.compile=true")
+    assert best is not None and Checkpoints(tmp_path).best == best
