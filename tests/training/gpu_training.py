@@ -111,9 +111,9 @@ def test_what_follows_a_run_on_a_gpu_agrees_with_the_cpu(tmp_path, algorithm):
 
 
 def test_tasks_that_diverge_on_a_gpu_are_found(tmp_path):
-    options = ("device=cuda", "strategy=local", "algorithm.inner_lr=1e30")
+    options = ("strategy=local", "algorithm.inner_lr=1e30", "algorithm.inner_steps=3")
     with pytest.raises(UserError, match="first the one with key 0,train,1,"):
-        Trainer(build(tmp_path, *options, "algorithm.inner_steps=3")).run()
+        trained(str(tmp_path), *options)
 
 
 def test_expanded_tensors_are_copied_to_a_gpu():
