@@ -111,8 +111,11 @@ class RunRecord:
             text = read_regular(self.directory / ERROR_FILE, "replace", within=self.directory)
         except OSError:
             text = ""
-        failure = (self._failure.get("error") or "failed") if self._failure else ""
-        return text.strip() or failure
+        text = text.strip()
+        # The failure is that of a later job: a job that is stopped records none.
+        if self._failure and (not text or text.startswith(_STOPPED)):
+            return self._failure.get("error") or "failed"
+        return text
 
     @property
     def error_line(self) -> str:

@@ -39,6 +39,15 @@ def test_the_status_of_a_run_with_an_error(tmp_path):
         assert read_run_record(tmp_path).status(0.0) == status
 
 
+def test_a_stopped_run_has_failed_if_a_later_job_failed_in_its_directory(tmp_path):
+    record_of(tmp_path)
+    (tmp_path / "error.txt").write_text("stopped at iteration 3 of 9\n")
+    failure = {"error": "the options are of another run", "overrides": ["seed=4"]}
+    (tmp_path / "failure.json").write_text(json.dumps(failure))
+    record = read_run_record(tmp_path)
+    assert (record.status(0.0), record.error) == ("failed", failure["error"])
+
+
 def test_a_run_with_results_has_finished(tmp_path):
     record_of(tmp_path, results={"test_accuracy": 0.5})
     failure = {"error": "an earlier run is here", "overrides": ["algorithm.inner_lr=0.2"]}
