@@ -412,4 +412,10 @@ def _report(sweep: Sweep, status: int) -> int:
             f"error: {jobs} of the sweep failed ({', '.join(report.failed)}): sweep.md says why; "
             f"the same command with {again} runs them again."
         )
+    elif sweep.failed:
+        jobs, numbers = counted(len(sweep.failed), "job"), map(str, sorted(sweep.failed))
+        print_error(
+            f"error: {jobs} of the sweep failed ({', '.join(numbers)}) in directories "
+            "with the results of a run, which are kept: the errors above say why."
+        )
     return status or int(bool(report.failed or sweep.failed))

@@ -133,11 +133,17 @@ def test_the_failed_job_is_named_beside_one_of_an_earlier_sweep(tmp_path):
 
 
 def test_a_job_of_other_options_is_refused_and_the_results_stay(tmp_path):
-    for rate, status in (("0.1", 0), ("0.2", 2)):
-        overrides = (f"algorithm.inner_lr={rate}", "seed=0,1", "strategy=local")
-        (rank,) = sweep(tmp_path, *overrides, size=1)
-        assert rank.status == status, rank
-    assert "the sweep ended with the failed job (0): after a correction, the same" in rank.err
+    for options, status, message in (
+        (("algorithm.inner_lr=0.1",), 0, ""),
+        (("algorithm.inner_lr=0.2",), 2, "the sweep ended with the failed job (0): after a "),
+        (
+            ("algorithm.inner_lr=0.2", "sweep.on_failure=continue"),
+            1,
+            "error: 2 jobs of the sweep failed (0, 1) in directories with the results of a run",
+        ),
+    ):
+        (rank,) = sweep(tmp_path, *options, "seed=0,1", "strategy=local", size=1)
+        assert rank.status == status and message in rank.err, rank
     assert "2 runs finished\n" in rank.out and not (tmp_path / "0" / "failure.json").exists()
 
 
