@@ -25,7 +25,7 @@ from metadist.reports import (
 from metadist.reports.run_record import RunRecord
 
 _PRESET_KEYS = ("experiment", "seed", "trainer.iterations", "trainer.checkpoint_every")
-_EXECUTION_KEYS = ("strategy", "partition", "device", "threads")
+_EXECUTION_KEYS = ("dataset.root", "strategy", "partition", "device", "threads")
 _VALIDATION_KEYS = ("trainer.eval_every", "trainer.validation_tasks")
 
 
@@ -171,7 +171,7 @@ class Runner:
             self.log(f"{run.title}: stopped; the same command resumes it")
         else:
             self.failed.append(run)
-            write_failure(run.directory, run.overrides(self.workers), message, status)
+            write_failure(run.directory, spec.overrides, message, status)
             self.log(f"{run.title}: FAILED with status {status}: {message}")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

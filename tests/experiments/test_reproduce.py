@@ -289,10 +289,11 @@ def test_unfinished_runs_are_not_failures(tmp_path):
 
 
 def test_a_failure_is_recorded_and_the_next_start_removes_it(tmp_path, monkeypatch):
-    run = preset_run(tmp_path, "task.shots=5")
+    run = PresetRun("maml_omniglot_5w1s", "omniglot", 0, 600, ("task.shots=5",), tmp_path)
     use_command(monkeypatch, "-c", "exit(9)")
-    Runner(1, 1, {}, lambda text: None).run([run])
+    Runner(1, 1, {"omniglot": "data of mine"}, lambda text: None).run([run])
     (found,) = find_runs([tmp_path], load_cells())
+    assert found.record.value("dataset.root") == "data of mine"
     assert found.record.error_line == "ended with status 9" and found.options == ("task.shots=5",)
     use_command(monkeypatch, "-c", "exit(143)")
     Runner(1, 1, {}, lambda text: None).run([run])
