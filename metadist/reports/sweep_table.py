@@ -176,10 +176,10 @@ class SweepTable:
 
 
 def read_runs(folder: Path) -> list[RunRecord]:
-    """Read all runs in a folder and its subfolders, sorted by name.
+    """All runs in a folder and its subfolders, sorted by name.
 
     Raises:
-        UserError: there is no run, or a run cannot be read.
+        UserError: there is no run.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a directory: give that of a run, or one that holds runs.")
@@ -229,7 +229,7 @@ def build_sweep_table(runs: Sequence[RunRecord]) -> SweepTable:
     """Group runs that differ only in their seed into one row.
 
     Raises:
-        UserError: classification and regression runs are mixed.
+        UserError: a run cannot be read, or classification and regression runs are mixed.
     """
     names = {name for run in runs for name in run.results or ()}
     metrics = [metric for metric in ("accuracy", "mse") if f"test_{metric}" in names]
