@@ -162,7 +162,7 @@ class RunRecord:
         if self.results is not None:
             return "finished"
         if self.error:
-            return "stopped" if self.error.startswith(_STOPPED) else "failed"
+            return "failed" if self.failed else "stopped"
         # Without metrics, the time when the newest attempt saved its configuration.
         last = self.written or _time_of(self.directory / CONFIG_FILE)
         recent = last is not None and now - last < _RUNNING_SECONDS
@@ -170,8 +170,8 @@ class RunRecord:
 
     @property
     def failed(self) -> bool:
-        """Whether an error ended the run before it had results."""
-        return self.status(0.0) == "failed"
+        """Whether an error, and not a signal, ended the run before it had results."""
+        return self.results is None and self.error != "" and not self.error.startswith(_STOPPED)
 
     @property
     def unfinished(self) -> bool:
