@@ -75,10 +75,14 @@ def steps_to_compile(experiment: Experiment) -> CompiledSteps | None:
     learner, device = experiment.learner.train(), resolve_device(mapper.device)
     on_gpu = device.type == "cuda"
     if trainer.compile == "auto":
-        convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
-        long_and_small = not convolutions and trainer.iterations >= _MIN_COMPILED
-        # Tasks of different shapes have no measured chunk size; each shape would need a graph.
-        if not (mapper.chunk_size != "auto" if on_gpu else device.type == "cpu" and long_and_small):
+        if on_gpu:
+            # Tasks of different shapes have no measured chunk size; each shape would need a graph.
+            worthwhile = mapper.chunk_size != "auto"
+        else:
+            convolutions = any(isinstance(layer, nn.Conv2d) for layer in learner.modules())
+            long = trainer.iterations >= _MIN_COMPILED
+            worthwhile = device.type == "cpu" and long and not convolutions
+        if not worthwhile:
             return None
     episode = experiment.tasks.sample(task_keys(0, "train", 0, range(1))[0])
     largest = max_chunk_size(learner, input_elements(episode), device, mapper.chunk_size)
