@@ -187,7 +187,7 @@ def build_learner(
         model: the node of the model.
         algorithm: the node of the algorithm.
         task: a task distribution, or its saved shape.
-        instantiate: `metadist.config.instantiate.instantiate`, with arguments of its own.
+        instantiate: the function `metadist.config.instantiate.instantiate`, or a `partial` of it.
     """
     built = instantiate(model, "model", input_shape=task.input_shape, outputs=task.outputs)
     learner: Learner = instantiate(algorithm, "algorithm", model=built, regression=task.regression)

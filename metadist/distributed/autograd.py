@@ -174,7 +174,7 @@ class CallRecord:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the record of a call that was not sent."""
+        """Wait for the call no longer: it was not sent, or has ended."""
         self._record.pending.discard(self.anchor)
 
 

@@ -16,8 +16,8 @@ class TaskDataset(Protocol):
     The sampled task depends on the generator alone: equal generators give equal episodes in every
     process.
 
-    Optional members; `episodes` is ignored in a subclass that overrides `episode` or `inputs` but
-    not `episodes`, and `describe` in one that overrides `episode` but not `describe`:
+    Optional members; a subclass that overrides `episode` (or `ImageClasses.inputs`) without
+    `episodes` is sampled by `episode`, and one that overrides it without `describe` has none:
 
     - `episodes(device, generators, split, ways, shots, queries)`: one episode per generator,
       stacked along a leading task dimension, each bit for bit that of `episode`, on the CPU or on
