@@ -14,7 +14,8 @@ from tiny import SMALL, records, run_results, without_times
 SCRIPTS = ROOT / "docs" / "slurm"
 STUBS = {
     # srun kills its tasks after SIGTERM.
-    "srun": """trap 'kill -KILL $task' TERM; "$@" & task=$!; echo $task > "$TASK"; wait $task""",
+    "srun": """trap 'kill -KILL $task' TERM
+        (echo $BASHPID > "$TASK"; exec "$@") & task=$!; wait $task""",
     "scancel": '[ "$*" = "--signal=TERM $SLURM_JOB_ID.0" ] && kill -TERM "$(cat "$TASK")"',
     "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
     "scontrol": 'if [ "$1" = requeue ]; then echo "$2" >> "$REQUEUED"; else echo 127.0.0.1; fi',
