@@ -35,6 +35,7 @@ from metadist.launchers.run_spec import RunSpec, finished_results, results_summa
 from metadist.loggers.console import print_plain
 from metadist.metrics import counted, larger_is_better, task_metric
 from metadist.reports import (
+    RESULTS_FILE,
     directory_override,
     pop_worker_error,
     read_results,
@@ -316,7 +317,10 @@ def fail_job(spec: RunSpec, failure: JobFailure) -> None:
     if get_rank() == 0 and not reported:
         write_failure(spec.directory, spec.overrides, message, status)
     _count_failed(spec)
-    if _stops_sweep(spec, error):
+    # Without a record in the job's directory, only an error tells the sweep's process of the
+    # failure. Hydra raises it there after the jobs that joblib or submitit started together.
+    unrecorded = _sweep is None and (spec.directory / RESULTS_FILE).exists()
+    if unrecorded or _stops_sweep(spec, error):
         if _sweep is None:
             raise SweepJobFailed(spec.number, message, status) from None
         raise failure

@@ -26,7 +26,7 @@ from metadist.launchers import Launcher, RunSpec
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure, report_errors
 from metadist.launchers.run_spec import save_configuration
-from metadist.reports import WORKER_ERROR_FILE, read_failure
+from metadist.reports import WORKER_ERROR_FILE, read_failure, write_results
 from metadist.training import Interrupted
 
 
@@ -260,10 +260,12 @@ def test_a_sweeper_optimizes_the_validation_metric_in_the_right_direction(tmp_pa
         assert {found[name, each] for each in ("maximize", "minimize", "")} == {None}
 
 
-def no_sweep_here(directory: Path, status: int, on_failure: str) -> dict:
+def no_sweep_here(directory: Path, status: int, on_failure: str, finished: bool = False) -> dict:
     """What becomes of a job that failed in a process of joblib or submitit."""
     configuration = compose(f"sweep.on_failure={on_failure}")
     spec = replace(spec_of(directory, 4), configuration=configuration, overrides=("seed=4",))
+    if finished:
+        write_results(spec.directory, {"seed": 3})
     ending: Exception = UserError("too many ways") if status == 2 else LookupError("on purpose")
     raised = ""
     with report_errors() as exit_status:
@@ -292,6 +294,12 @@ def test_a_sweep_that_continues_only_records_the_failure(tmp_path):
     (found,) = run_world(no_sweep_here, 1, tmp_path, 1, "continue")
     assert found["raised"] == "" and found["status"] == 0
     assert found["failure"]["exit_status"] == 1
+
+
+def test_a_failure_that_is_not_recorded_beside_results_is_raised(tmp_path):
+    (found,) = run_world(no_sweep_here, 1, tmp_path, 2, "continue", True)
+    assert found["raised"] == "SweepJobFailed: job 4: too many ways" and found["status"] == 2
+    assert found["failure"] is None
 
 
 def failed_group(
