@@ -67,6 +67,11 @@ def replace_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
+def discard_output() -> None:
+    """Discard what is printed from now on, after the reader of the standard output has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
     """Hold an exclusive lock of a directory, which is created. It ends with the process at latest.

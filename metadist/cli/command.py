@@ -1,7 +1,6 @@
 """The `metadist` command: a table of subcommands, each imported when it is used."""
 
 import argparse
-import os
 import pkgutil
 import signal
 import sys
@@ -19,7 +18,7 @@ from metadist.errors import (
     printable,
     user_traceback,
 )
-from metadist.files import replace_closed_streams
+from metadist.files import discard_output, replace_closed_streams
 from metadist.loggers.console import print_plain
 
 
@@ -132,7 +131,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
         try:
             sys.stdout.flush()
         except OSError:  # Python flushes again at exit, and would report the failure
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
         if isinstance(error.__cause__, BrokenPipeError):
             return 128 + signal.SIGPIPE
         print(f"error: {printable(describe_error(error))}", file=sys.stderr)

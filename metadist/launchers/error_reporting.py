@@ -37,6 +37,7 @@ from metadist.errors import (
     printable,
     user_traceback,
 )
+from metadist.files import discard_output
 from metadist.training import Interrupted
 from metadist.training.signals import preserved_handlers
 
@@ -104,7 +105,7 @@ def report_error(error: Exception | Interrupted, tracebacks: bool, in_job: bool)
     if isinstance(error, WorkerGroupFailed):
         return error.exit_status
     if isinstance(error, BrokenPipeError) and not in_job:  # such as `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 128 + signal.SIGPIPE
     if isinstance(error, RemoteRankFailed | RendezvousClosedError):
         _wait_until_reported()

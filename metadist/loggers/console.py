@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metadist.errors import printable
-from metadist.files import wrap_write_errors
+from metadist.errors import UserError, printable
+from metadist.files import discard_output, wrap_write_errors
 from metadist.loggers.formatting import (
     format_duration,
     format_training,
@@ -123,7 +123,19 @@ class ConsoleLogger(Logger):
         return True
 
     def finish(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
-        """Prints the results and the contents of the run directory."""
+        """Prints the results and the contents of the run directory.
+
+        If the reader of the standard output has ended, the run has not failed: its files have all
+        of this.
+        """
+        try:
+            self._print_results(results, plots)
+        except UserError as error:
+            if not isinstance(error.__cause__, BrokenPipeError):
+                raise
+            discard_output()
+
+    def _print_results(self, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
         assert self._run is not None, "finish() before start()"
         self._stop_progress()
         directory = self._run.directory

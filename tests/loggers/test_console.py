@@ -5,9 +5,11 @@ import io
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from rich import get_console
+from worlds import run_world
 
 from metadist.errors import UserError
 from metadist.loggers import ConsoleLogger, Run
@@ -267,6 +269,26 @@ def test_unwritable_output_is_a_user_error(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=expected):
         logger.start(Run(tmp_path, "maml", {}, 10, 0, "title"))
     logger.close()
+
+
+def finish_without_reader(directory: Path) -> str:
+    """Finish a run whose reader has ended, warn, and flush as Python does at its end."""
+    reader, output = os.pipe()
+    os.dup2(output, 1)
+    os.close(output)
+    sys.stdout = os.fdopen(1, "w")
+    logger = ConsoleLogger()
+    logger.start(Run(directory, "maml", {}, 10, 0, "title"))
+    os.close(reader)
+    logger.finish(RESULTS, [])
+    logger.log_message("few tasks")
+    logger.close()
+    sys.stdout.flush()
+    return "finished"
+
+
+def test_a_reader_that_ends_after_the_test_is_no_failure(tmp_path):
+    assert run_world(finish_without_reader, 1, tmp_path) == ["finished"]
 
 
 def test_own_metrics_and_samples_per_second_are_shown(tmp_path, capsys):
