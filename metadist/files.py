@@ -16,10 +16,11 @@ from metadist.errors import UserError
 
 REDIRECT_RUN = "choose another directory with hydra.run.dir=DIR (of a sweep: hydra.sweep.dir=DIR)"
 REDIRECT_OUTPUT = "choose another file with --output"
+REDIRECT_PLOT = "choose another directory"
 REDIRECT_REPLAY = "replay a task of a copy of the directory"
 REDIRECT_REPORT = "run `metadist report` on a copy of the directory"
-"""What the user can do if a file of a run, of a command with `--output`, of a replay or of a report
-cannot be written."""
+"""What the user can do if a file of a run, of a command with `--output`, a plot, a file of a replay
+or of a report cannot be written."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from metadist.files import atomic_write
+from metadist.files import REDIRECT_PLOT, atomic_write
 from metadist.metrics import counted
 from metadist.plots.points import class_letter, spread_over_classes
 from metadist.plots.style import DPI, GREEN, GREY, INK, RED
@@ -83,7 +83,7 @@ def plot_test_tasks(tasks: Sequence[ClassificationData], path: Path, title: str)
     _plot_legend(canvas, top)
     content = io.BytesIO()
     canvas.image.save(content, format="png")
-    atomic_write(path, content.getvalue())
+    atomic_write(path, content.getvalue(), REDIRECT_PLOT)
     return path
 
 

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from metadist.files import atomic_write
+from metadist.files import REDIRECT_PLOT, atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,7 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     """
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    atomic_write(path, content.getvalue())
+    atomic_write(path, content.getvalue(), REDIRECT_PLOT)
     return path
 
 

@@ -94,5 +94,5 @@ def test_non_finite_images(tmp_path):
 
 
 def test_missing_folder_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match=r"cannot write .*t\.png \(No such file"):
+    with pytest.raises(UserError, match=r"t\.png \(No such file.*, or choose another directory\.$"):
         plot_test_tasks([task(2, 1, 1)], tmp_path / "no folder" / "t.png", "title")

@@ -133,7 +133,9 @@ def test_own_metrics_have_panels_of_their_own(tmp_path):
 
 def test_missing_folder_is_a_user_error(tmp_path):
     metrics = [{"iteration": 1, "train_loss": 1.0}]
-    with pytest.raises(UserError, match=r"cannot write .*curves\.png \(No such file"):
+    with pytest.raises(
+        UserError, match=r"curves\.png \(No such file.*, or choose another directory\.$"
+    ):
         plot_learning_curves(metrics, tmp_path / "no" / "curves.png", "t")
 
 
