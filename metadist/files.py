@@ -49,8 +49,12 @@ def prepare_output(path: Path) -> None:
 
     Raises:
         UserError: the path is a directory, a pipe or a device, which would be replaced by a file,
-            or no file of this name can be written.
+            or "-", or no file of this name can be written.
     """
+    if str(path) == "-":
+        raise UserError(
+            "--output - does not stand for the standard output: give the path of a file."
+        )
     if path.exists() and not path.is_file():
         kind = "directory" if path.is_dir() else "pipe or a device"
         raise UserError(f"--output {path} is a {kind}: give the path of a file.")

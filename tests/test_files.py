@@ -144,6 +144,8 @@ def test_the_output_of_a_command_is_checked_before_it_starts(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=r"--output .*/pipe is a pipe or a device: give the path"):
         prepare_output(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"--output - does not stand for the standard output"):
+        prepare_output(Path("-"))
     with pytest.raises(UserError, match=r"File name too long"):  # with the temporary suffix
         prepare_output(tmp_path / ("a" * 250))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new", "pipe"]
