@@ -242,7 +242,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(
             f"the checkpoint {path} cannot be read ({error.strerror}): give the path of a "
-            "checkpoint file; resume=auto takes the newest one of the run's directory."
+            "checkpoint file."
         ) from None
     if not isinstance(contents, dict) or "format" not in contents:
         raise CorruptCheckpointError(

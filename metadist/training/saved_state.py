@@ -159,6 +159,10 @@ def tested_checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: there is no checkpoint, or it cannot be read.
     """
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist: give a run's directory, a checkpoint or a weights file."
+        )
     if path.suffix == WEIGHTS_SUFFIX:
         return path, read_weights(path)
     if not path.is_dir():

@@ -66,6 +66,9 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path):
     assert saved.iteration == 4
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_learner(tmp_path)
+    for name in ("none", "none.safetensors"):
+        with pytest.raises(UserError, match=rf"{name} does not exist: give a run's directory, a"):
+            load_learner(tmp_path / name)
 
 
 @pytest.mark.parametrize(
