@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from inspect import isfunction
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -79,6 +80,16 @@ def _explain(
         return UserError(
             f"{type(learner.model).__name__}.forward returned a {type(output.returned).__name__}: "
             f"return a tensor of shape (n, {tasks.outputs}) for n inputs."
+        )
+    base = next((c for c in type(learner).__mro__ if c.__module__.startswith(ALGORITHMS)), Learner)
+    own = [
+        n for n, member in vars(type(learner)).items() if isfunction(member) and hasattr(base, n)
+    ]
+    own = [name for name in own if name[0] != "_"]
+    if "NoneType" in str(error) and raised_in.startswith("metadist.") and own:
+        return UserError(
+            f"a method of {type(learner).__name__} returned None, in {computed} "
+            f"({first_line(error)}): end each of them ({', '.join(own)}) with return."
         )
     if not isinstance(error, ValueError | RuntimeError | IndexError):
         return None

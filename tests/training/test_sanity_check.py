@@ -482,6 +482,25 @@ def test_a_class_without_its_method_is_one_sentence(tasks, model):
         run_sanity_check(tasks, NoTrajectory(model))
 
 
+class PredictsNothing(MAML):
+    def predict(self, parameters, inputs):
+        super().predict(parameters, inputs)
+
+
+class StartsFromNothing(MAML):
+    def initial(self):
+        super().initial()
+
+
+@pytest.mark.parametrize(
+    ("learner", "method"), [(PredictsNothing, "predict"), (StartsFromNothing, "initial")]
+)
+def test_a_method_without_a_return_is_named(tasks, model, learner, method):
+    message = rf"of {learner.__name__} returned None, in a train .*\({method}\) with return"
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(tasks, learner(model))
+
+
 def test_what_a_users_model_does_not_implement_keeps_its_line(tasks):
     class Unfinished(Conv4):
         def forward(self, images):
