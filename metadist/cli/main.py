@@ -23,7 +23,7 @@ from metadist.cli.sweeps import (
 from metadist.config import replace_options
 from metadist.config.resolvers import begin_program
 from metadist.distributed import get_rank, get_world_info
-from metadist.errors import UserError
+from metadist.errors import UserError, did_you_mean
 from metadist.launchers.error_reporting import exit_process
 from metadist.launchers.job import JobFailure, attempt_job, report_errors
 from metadist.launchers.launcher import create_launcher
@@ -35,6 +35,12 @@ _FLAGS_WITH_VALUE = frozenset((
     "--experimental-rerun", "--info", "-i", "--package", "-p",
 ))  # fmt: skip
 """Hydra's flags that take a value."""
+
+_FLAGS = _FLAGS_WITH_VALUE | {
+    "--help", "-h", "--hydra-help", "--multirun", "-m", "--resolve", "--run", "-r",
+    "--shell-completion", "-sc", "--version",
+}  # fmt: skip
+"""All flags of Hydra."""
 
 _PATHS = ("hydra.run.dir", "hydra.sweep.dir", "resume", "init_from", "dataset.root")
 """Keys of paths that an unset variable of the shell leaves empty: the current directory."""
@@ -76,14 +82,20 @@ def _check_arguments(arguments: list[str]) -> None:
     """Refuse what argparse and Hydra would report without saying what to do.
 
     Raises:
-        UserError: a flag stands between two overrides, or a path is empty.
+        UserError: there is no such flag, it stands between two overrides, or a path is empty.
     """
     override, flag, left = "", "", iter(arguments)  # the last override, a flag after it
     for argument in left:
         if argument == "--":
             break
         if re.match("--?[A-Za-z]", argument):
-            flag = argument
+            flag, name = argument, argument.partition("=")[0]
+            # argparse takes the beginnings of long flags, too.
+            if name.startswith("--") and not any(each.startswith(name) for each in _FLAGS):
+                raise UserError(
+                    f"there is no flag {name}{did_you_mean(name, _FLAGS)}: options are given as "
+                    "KEY=VALUE, and --hydra-help lists the flags."
+                )
             if argument in _FLAGS_WITH_VALUE:
                 next(left, None)
         elif override and flag:

@@ -127,6 +127,11 @@ def test_multirun_runs_one_job_after_the_other(tmp_path):
             ["seed=1", "-m", "seed=2"],
             "the flag -m stands between two overrides: write",
         ),
+        (
+            ["trainer.iterations=3", "--mulitrun", "seed=1,2"],
+            "there is no flag --mulitrun (did you mean --multirun?): options are given as",
+        ),
+        (["seed=1", "--multi", "seed=2"], "the flag --multi stands between two overrides:"),
         (["seed=1", "--cfg", "job", "~scheduler"], "the flag --cfg stands between two overrides:"),
         (["seed=1", "hydra.run.dir="], "hydra.run.dir= is empty: give a path, or leave it out."),
         (["hydra.run.dir=''"], "hydra.run.dir='' is empty: give a path, or leave it out."),
