@@ -97,6 +97,8 @@ def describe_error(error: BaseException) -> str:
         advice = "write KEY=VALUE, as in seed=1"
         if "--resolve flag" in text:
             advice = "add --cfg job"
+        elif text.startswith("Only one of --run"):
+            advice = "give one of these flags"
         elif "Expecting one subcommand from" in text:
             advice = "give one, as in --shell-completion install=bash"
         return f"the command line cannot be read ({text}): {advice}."
@@ -273,10 +275,10 @@ def _unknown_key(key: str, node: DictConfig) -> str:
     target = node.get("_target_")  # None in the groups of loggers and callbacks
     is_own_class = target and not str(target).startswith(("metadist.", "torch."))
     if not is_own_class and not kwargs and (others := _options_with(path, name)):
-        advice = "add this option" if len(others) == 1 else "add one of these"
+        advice = "choose this option" if len(others) == 1 else "choose one of these"
         if path in LISTS:
             chosen = [option for option in _group_options(_CONF, path) if option in node]
-            advice = f"add '{path}=[{','.join([*chosen, others[0]])}]'"
+            advice = f"write '{path}=[{','.join([*chosen, others[0]])}]'"
         return (
             f"{key} is not a key of the chosen {path}, but of {path}={' or '.join(others)}: "
             f"{advice}."

@@ -34,7 +34,7 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["optimizer=adamw"], "any other class by optimizer._target_=module.Class."),
         (
             ["launcher.nproc_per_node=2"],
-            "is not a key of the chosen launcher, but of launcher=torchrun: add this option.",
+            "is not a key of the chosen launcher, but of launcher=torchrun: choose this option.",
         ),
         (["algorithm=prototypical", "algorithm.inner_steps=3"], "of algorithm=anil or fomaml or "),
         (
@@ -43,10 +43,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         ),
         (
             [*("+logger.mine._target_=a.B", "logger.wandb.mode=online")],
-            "logger=wandb: add 'logger=[console,tensorboard,wandb]'.",
+            "logger=wandb: write 'logger=[console,tensorboard,wandb]'.",
         ),
-        (["model.name=vit"], "chosen model, but of model=timm or torchvision: add one of these."),
-        (["logger.wandb.mode=online"], "logger=wandb: add 'logger=[console,tensorboard,wandb]'."),
+        (["model.name=vit"], "but of model=timm or torchvision: choose one of these."),
+        (["logger.wandb.mode=online"], "logger=wandb: write 'logger=[console,tensorboard,wandb]'."),
         (["logger=console,wandb"], "write 'logger=[console,wandb]' for all of them in one run."),
         (["lr=1"], "(did you mean optimizer.lr?): check its spelling"),
         (["logger=[consol]"], "consol is not an option of logger (did you mean console?): choose "),
