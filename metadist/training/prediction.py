@@ -35,7 +35,8 @@ def predict_unlabeled(
     Args:
         learner: a learner whose `forward` returns predictions in evaluation.
         support: the labeled examples, on the learner's device.
-        inputs: the queries, shape (queries, *input shape), any number of them.
+        inputs: the queries, shape (queries, *input shape), any number of them, of the type of the
+            support set's inputs (float32 for metadist's models).
         batch_statistics: "support": each batch norm uses mean and variance of the support set, so
             that the prediction of a query does not depend on the other queries, up to rounding.
             "transductive": each batch norm uses mean and variance of all queries of this call, as
