@@ -304,8 +304,13 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
             reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             if first["type"] == "list_type" or first.get("ctx", {}).get("class") == "Sequence":
                 reason = f"it must be a list, as in {path}.{key}=[{chosen[key]}]"
+            elif first["type"] == "tuple_type":
+                reason = "it must be a list, in square brackets"
             elif isinstance(chosen[key], int | float) and first["type"] in _TEXT_ERRORS:
                 reason = f"it must be a text, as in '{path}.{key}=\"{chosen[key]}\"'"
+            for other in error.errors()[1:]:  # of `int | Literal["auto"]`
+                if other["type"] == "literal_error":
+                    reason += f", or {other['ctx']['expected']}"
             raise UserError(f"{path}.{key}={chosen[key]} does not fit: {reason}.") from None
     return converted
 

@@ -67,6 +67,18 @@ def test_a_value_in_place_of_a_list(target, key):
         instantiate({"_target_": target, key: 40}, "one", input_shape=(1,), outputs=1)
 
 
+def test_other_values_than_numbers_are_named():
+    message = r"compile=maybe does not fit: .* valid boolean.*, or 'auto'\."
+    with pytest.raises(UserError, match=message):
+        instantiate({"_target_": "metadist.training.TrainerConfig", "compile": "maybe"}, "trainer")
+
+
+def test_a_number_in_place_of_a_pair():
+    node = {"_target_": "torch.optim.Adam", "betas": 0.9}
+    with pytest.raises(UserError, match=r"betas=0\.9 does not fit: it must be a list, in square"):
+        instantiate(node, "optimizer", params=[])
+
+
 def test_a_number_in_place_of_a_text():
     message = r"data\.root=2024 does not fit: it must be a text, as in 'data\.root=\"2024\"'\."
     with pytest.raises(UserError, match=message):
