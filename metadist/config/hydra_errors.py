@@ -132,9 +132,9 @@ def _advice(text: str) -> str | None:
             f"{match[1]} appears more than once in the defaults list: write {match[1]}=VALUE once, "
             f"without the plus; in a file, `override /{match[1]}: VALUE`."
         )
-    if text.startswith("Config group override must be a string or a list. Got NoneType"):
+    if text.startswith("Config group override must be a string or a list."):
         return (
-            "a group takes the name of an option, not null: write GROUP=NAME, as in "
+            "a group takes the name of an option, not null or a number: write GROUP=NAME, as in "
             f"scheduler=none, or [] for none of {' and '.join(LISTS)}."
         )
     if match := re.match(r"Could not append to config\. An item is already at '(\S+)'\.", text):
@@ -189,6 +189,8 @@ def _missing_option(missing: str, options: Sequence[str]) -> str:
             own = f"; a class of your own is given by {group}._target_={option}"
         else:
             own += f", any other class by {group}._target_=module.Class"
+    if group in LISTS:
+        own = f"; write {group}=[] for none{own}"
     listed = ", ".join(sorted(options))
     if len(options) > _MAX_LISTED:
         listed = f"the {len(options)} that --help lists"
@@ -283,7 +285,10 @@ def _unknown_key(key: str, node: DictConfig) -> str:
             f"{key} is not a key of the chosen {path}, but of {path}={' or '.join(others)}: "
             f"{advice}."
         )
-    hint = did_you_mean(name, names)
+    hint, root = did_you_mean(name, names), node._get_root()  # noqa: SLF001
+    if (not hint or name in Settings.model_fields) and isinstance(root, DictConfig):
+        other = nearest_key(name, root)  # outside of this group
+        hint = f" (did you mean {other}?)" if other else ""
     if not names and known:
         return f"{key} is not a key of the configuration: {path} has no options."
     add = f", or write +{key}=VALUE to add it" if kwargs or not names else ""

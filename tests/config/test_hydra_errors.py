@@ -52,7 +52,7 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["logger=[consol]"], "consol is not an option of logger (did you mean console?): choose "),
         (
             ["callbacks=none"],
-            "choose one of early_stopping, ema; a directory of your own",
+            "choose one of early_stopping, ema; write callbacks=[] for none; a directory of your",
         ),
         (["+experiment=mine"], "choose one of the 5"),
         (
@@ -93,15 +93,20 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         ),
         (
             ["scheduler=null"],
-            "a group takes the name of an option, not null: write GROUP=NAME, as in",
+            "a group takes the name of an option, not null or a number: write GROUP=NAME, as in",
         ),
+        (["trainer=3"], "a group takes the name of an option, not null or a number: write GROUP"),
+        (["logger=none"], "mlflow, tensorboard, wandb; write logger=[] for none; a directory of"),
+        (["trainer.lr=1"], "is not a key of the configuration (did you mean optimizer.lr?): the"),
+        (["dataset.ways=5"], "is not a key of the configuration (did you mean task.ways?): the"),
+        (["trainer.seed=5"], "is not a key of the configuration (did you mean seed?): the keys"),
         (["~logger"], "~logger deletes no option of the defaults list: write logger=[] for none."),
         (["b"], "the override 'b' cannot be read: write KEY=VALUE, as in seed=1, with quotes"),
         (["mine=a=b"], "the override 'mine=a=b' cannot be read: write 'mine=\"a=b\"'."),
         (["init_from=a,b"], "has several values: add -m to sweep over them, or write 'init_from="),
         (["hydra.run.dir=null"], "hydra.run.dir=null does not fit: give a value of the type"),
         (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
-        (["@=1"], "the command line cannot be read (Config group override must be a string or a"),
+        (["@=1"], "a group takes the name of an option, not null or a number: write GROUP=NAME,"),
         (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
         (["+reducer=mean"], "reducer appears more than once in the defaults list: write reducer="),
         (
