@@ -162,6 +162,8 @@ class Experiment:
         defaults: the defaults of the options of the user's own classes, by path and name.
         resume: None, "auto", or the path of a checkpoint or of a run's directory.
         state: the training state; `resume.restore` sets it.
+        restored_from: the checkpoint that the state was restored from, until the run goes on; see
+            `resume.replace_later_checkpoints`.
     """
 
     name: str
@@ -182,6 +184,7 @@ class Experiment:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     resume: str | None = None
     state: TrainState = field(default_factory=TrainState)
+    restored_from: Path | None = None
 
     @property
     def metric(self) -> str:

@@ -36,8 +36,8 @@ def restore(experiment: Experiment) -> None:
     """Restore an experiment from the checkpoint that its `resume` names, if any.
 
     Every rank calls it, before any work starts; only drivers restore their experiment. Rank zero
-    also creates the run's directory, and renames corrupt checkpoints and checkpoints of later
-    iterations.
+    also creates the run's directory, and renames corrupt checkpoints. The run may still be refused,
+    so the other files are left to `replace_later_checkpoints`.
 
     Raises:
         UserError: the checkpoint does not exist, is damaged or does not fit, or the directory holds
@@ -62,22 +62,21 @@ def restore(experiment: Experiment) -> None:
         checkpoint = path, read_checkpoint(path)
     if checkpoint is not None:
         restore_from(experiment, *checkpoint)
+        experiment.restored_from = checkpoint[0]
         if get_rank() == 0:
-            _match_best(experiment, checkpoint[0])
+            _best_source(experiment, checkpoint[0])  # an error is raised before the run starts
     elif get_rank() == 0:
         _log.info(
             "resume=auto: %s has no checkpoint, so the run starts at iteration 0; to resume an "
             "earlier run, give its directory, as in hydra.run.dir=DIR",
             experiment.directory,
         )
-    if get_rank() == 0:
-        saved.rename_later(experiment.state.iteration)
-        if experiment.state.should_stop:
-            _log.info(
-                "a callback ended training after iteration %d: only the test is left; leave the "
-                "callback out to train on",
-                experiment.state.iteration,
-            )
+    if get_rank() == 0 and experiment.state.should_stop:
+        _log.info(
+            "a callback ended training after iteration %d: only the test is left; leave the "
+            "callback out to train on",
+            experiment.state.iteration,
+        )
 
 
 _ADVICE_ON_NUMBERS = (
@@ -169,34 +168,52 @@ def _forget_other_validations(experiment: Experiment, contents: Mapping[str, Any
         )
 
 
-def _match_best(experiment: Experiment, path: Path) -> None:
-    """Make the newest best checkpoint in the run's directory that of the restored state.
-
-    It is copied from the folder of the restored checkpoint if the run may test it. Those whose
-    validation does not count, such as one of other tasks, are renamed.
+def _best_source(experiment: Experiment, path: Path) -> Path | None:
+    """The best checkpoint in the folder of the restored one, if the run may test it.
 
     Raises:
-        UserError: the best checkpoint is missing or damaged.
+        UserError: it is missing.
     """
-    saved, best = checkpoints_of(experiment), experiment.state.best.get("iteration")
-    for number, other in saved.bests():
-        if number > (best or 0) and not other.samefile(path):  # other ranks may still read `path`
-            rename_checkpoint(other, "superseded")
-    target = saved.best_path(int(best or 0))
+    best = experiment.state.best.get("iteration")
     if experiment.trainer_config.test_checkpoint != "best" or best is None:
-        return
-    source = path.with_name(target.name)
-    if target.exists() and source.exists() and source.samefile(target):
-        return
-    if target.exists():  # of another run in the same directory
-        rename_checkpoint(target, "superseded")
+        return None
+    source = path.with_name(checkpoints_of(experiment).best_path(int(best)).name)
     if not source.exists():
         raise UserError(
             f"{source} is missing, the best checkpoint so far, which trainer.test_checkpoint=best "
             "may test: copy it there from the directory of the run, or resume with "
             "trainer.test_checkpoint=last."
         )
-    write_checkpoint(target, read_checkpoint(source))
+    return source
+
+
+def replace_later_checkpoints(experiment: Experiment) -> None:
+    """Make the checkpoints in the run's directory those of the restored state.
+
+    Those of later iterations, and best ones whose validation does not count, such as one of other
+    tasks, are renamed. The best checkpoint is copied from the folder of the restored checkpoint if
+    the run may test it. Every rank calls it when the run goes on, before its loggers start; rank
+    zero changes the files, and later calls do nothing.
+
+    Raises:
+        UserError: the best checkpoint is missing or damaged.
+    """
+    path, experiment.restored_from = experiment.restored_from, None
+    if path is None or get_rank() != 0:
+        return
+    saved, best = checkpoints_of(experiment), experiment.state.best.get("iteration")
+    source = _best_source(experiment, path)
+    for number, other in saved.bests():
+        # Until the next checkpoint is saved, the run resumes from `path`.
+        if number > (best or 0) and not other.samefile(path):
+            rename_checkpoint(other, "superseded")
+    if source is not None:
+        target = saved.best_path(int(best or 0))
+        if not target.exists() or not source.samefile(target):
+            if target.exists():  # of another run in the same directory
+                rename_checkpoint(target, "superseded")
+            write_checkpoint(target, read_checkpoint(source))
+    saved.rename_later(experiment.state.iteration)
 
 
 def _newest_intact(saved: Checkpoints) -> tuple[Path, dict[str, Any]] | None:

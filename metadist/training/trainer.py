@@ -58,6 +58,7 @@ from metadist.training.profiling import (
 )
 from metadist.training.result_warnings import optimizer_warnings, result_warnings
 from metadist.training.results import prediction_records, results_of, user_metrics
+from metadist.training.resume import replace_later_checkpoints
 from metadist.training.run_plots import plot_run, plot_validation_tasks
 from metadist.training.saved_state import (
     checkpoint_contents,
@@ -141,6 +142,7 @@ class Trainer:
             prepare_profiler()
         with self._joined():
             if experiment.strategy.is_driver:
+                replace_later_checkpoints(experiment)
                 with self._logging():
                     self.train()
                     results = self.test(experiment.directory / TEST_PREDICTIONS_FILE)
@@ -240,6 +242,7 @@ class Trainer:
         """
         self._require_last_weights("train")
         experiment, state = self.experiment, self.state
+        replace_later_checkpoints(experiment)
         self._is_training = True
         if self._is_main:
             with wrap_write_errors(experiment.directory):

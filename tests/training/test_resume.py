@@ -260,7 +260,7 @@ def test_the_best_of_another_run_in_the_directory_is_not_lost(finished, tmp_path
     other = tmp_path / "checkpoints" / saved.best.name
     other.parent.mkdir()
     write_checkpoint(other, {"mine": 1})
-    build(tmp_path, *BEST, f"resume={saved.newest()}")
+    Trainer(build(tmp_path, *BEST, f"resume={saved.newest()}")).run()
     assert read_checkpoint(other)["iteration"] == read_checkpoint(saved.best)["iteration"]
     assert read_checkpoint(other.with_name(f"{other.name}.superseded"))["mine"] == 1
 

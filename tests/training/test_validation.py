@@ -420,8 +420,12 @@ def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path):
     Trainer(build(tmp_path, "strategy=local", "trainer.checkpoint_every=1")).run()
     folder = tmp_path / "checkpoints"
     assert (folder / "iteration-00000003.pt").exists()
-    x = build(tmp_path, "strategy=local", f"resume={folder}/iteration-00000002.pt")
-    assert x.state.iteration == 2
+    before = sorted(folder.iterdir())
+    options = ("strategy=local", f"resume={folder}/iteration-00000002.pt")
+    x = build(tmp_path, *options, "trainer.eval_seed=1")  # the run may still be refused
+    assert x.state.iteration == 2 and sorted(folder.iterdir()) == before
+    x = build(tmp_path, *options, "trainer.iterations=2")
+    Trainer(x).run()
     left = sorted(path.name for path in folder.iterdir() if path.name.startswith("iteration"))
     assert left == [
         "iteration-00000002.pt",
