@@ -28,11 +28,13 @@ class NonFiniteReport(NamedTuple):
         message: the finding, as the beginning of a sentence.
         key: the first non-finite task's key as text; "" if no single task is non-finite.
         parameters: whether parameters were not finite before the step.
+        diverged: whether none of several tasks is finite, so that other tasks are not either.
     """
 
     message: str
     key: str
     parameters: bool = False
+    diverged: bool = False
 
 
 def find_non_finite(
@@ -77,6 +79,7 @@ def find_non_finite(
         f"first the one with key {key} (loss {values['loss'][first].item()}, "
         f"gradient norm {values['gradient_norm'][first].item()})",
         key,
+        diverged=len(keys) > 1 and bool(non_finite.all()),
     )
 
 
@@ -99,14 +102,17 @@ def stop_message(report: NonFiniteReport, experiment: Experiment, iteration: int
     inner = _inner_rate(experiment)
     if iteration == 1:  # the optimizer has taken no step
         remedies += [inner and f"start another run with a lower {inner}"]
-        remedies += ["start with trainer.on_non_finite=skip"]
+        remedies += ["" if report.diverged else "start with trainer.on_non_finite=skip"]
     else:
         rates = " or ".join(filter(None, ("optimizer.lr", inner)))
-        remedies += [
-            f"start another run with a lower {rates} or with trainer.clip_norm (init_from=RUN "
-            "keeps the weights)",
-            "resume with trainer.on_non_finite=skip",
-        ]
+        remedy = f"start another run with a lower {rates} or with trainer.clip_norm"
+        if report.diverged:  # with the saved weights, every later step would be skipped
+            remedies += [remedy]
+        else:
+            remedies += [
+                f"{remedy} (init_from=RUN keeps the weights)",
+                "resume with trainer.on_non_finite=skip",
+            ]
     *others, last = filter(None, remedies)
     advice = f"{', '.join(others)}, or {last}" if others else last
     return f"{report.message}: stopped before the step; {advice}."

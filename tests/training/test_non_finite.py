@@ -187,6 +187,28 @@ def test_the_advice_is_on_what_the_step_depends_on(tmp_path, algorithm, iteratio
     assert message == f"{done}; {warned.replace('REPLAY', replay)}"
 
 
+@pytest.mark.parametrize(
+    ("iteration", "stopped"),
+    [
+        (1, "start another run with a lower algorithm.inner_lr."),
+        (
+            2,
+            "start another run with a lower optimizer.lr or algorithm.inner_lr or with "
+            "trainer.clip_norm.",
+        ),
+    ],
+)
+def test_a_run_without_a_finite_task_is_not_advised_to_resume(tmp_path, iteration, stopped):
+    x = build(tmp_path, "strategy=local")
+    keys = task_keys(0, "train", iteration, range(5))
+    put_nan_into_tasks(x, tuple(map(tuple, keys.tolist())))
+    report = find_non_finite(x, keys, iteration, math.nan, math.nan)
+    assert "5 of 5 tasks are not finite" in report.message
+    message = stop_message(report, x, iteration)
+    assert message.endswith(f" --key 0,train,{iteration},0, or {stopped}")
+    assert not find_non_finite(x, keys[:1], iteration, math.nan, math.nan).diverged
+
+
 def test_going_on_takes_the_step_and_names_the_parameter_afterwards(tmp_path, caplog):
     assert run(tmp_path, "continue", "strategy=local", 1) == "finished"
     assert_warned(caplog.messages, "the step was taken all the same; look")
