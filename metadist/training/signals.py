@@ -60,7 +60,10 @@ REPEATED_SECONDS = 1.0
 repetitions within this time count as one signal."""
 
 
-STOPPING = "stopping after this iteration; a second Ctrl-C ends the run now, without a checkpoint"
+STOPPING = (
+    "stopping after this iteration; a second Ctrl-C or SIGTERM ends the run now, without a "
+    "checkpoint"
+)
 
 _STOPPED = "stopped by a second signal: the iterations since the last checkpoint are not saved"
 

@@ -125,7 +125,8 @@ def signalled_with_lines(directory: Path, seconds: float, *numbers: int) -> None
 def test_rank_zero_prints_a_line_for_the_first_signal(tmp_path):
     run_world(signalled_with_lines, 2, tmp_path, 0.4, signal.SIGINT, signal.SIGTERM)
     assert (tmp_path / "err0").read_text() == (
-        "stopping after this iteration; a second Ctrl-C ends the run now, without a checkpoint\n"
+        "stopping after this iteration; a second Ctrl-C or SIGTERM ends the run now, without a "
+        "checkpoint\n"
     )
     assert (tmp_path / "err1").read_text() == "" and not (tmp_path / "error.txt").exists()
 
