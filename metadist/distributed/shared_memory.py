@@ -135,7 +135,6 @@ class SharedMemorySum:
             fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, rank)
         except OSError:
             return False
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
         address = self._state.memory + rank * _PROGRESS_BYTES
         return ctypes.c_uint64.from_address(address).value < self._state.steps
 
