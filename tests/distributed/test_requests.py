@@ -464,11 +464,13 @@ def lose(doomed: int, how: str) -> tuple[str, int | None]:
     if todist.get_rank() != 0:
         time.sleep(60)
     processes = [todist.remote_sync_call(os.getpid, partitioner=i) for i in range(1, WORKERS)]
-    with pytest.raises(todist.WorkerLostError) as caught:
-        todist.remote_sync_call(end, args=(doomed, how), partitioner=end_one_of_all, fanout=2)
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    try:
+        with pytest.raises(todist.WorkerLostError) as caught:
+            todist.remote_sync_call(end, args=(doomed, how), partitioner=end_one_of_all, fanout=2)
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
     return str(caught.value), caught.value.rank
 
 

@@ -99,16 +99,20 @@ def call_and_meet_a_frozen_one() -> tuple[str, str] | None:
         return None
     process = todist.remote_sync_call(os.getpid, partitioner=1)
     os.kill(process, signal.SIGSTOP)
-    with pytest.raises(TimeoutError) as timed_out:
-        todist.remote_sync_call(os.getpid, partitioner=1, timeout=2.0)
-    with pytest.raises(todist.WorkerLostError) as lost:
-        todist.barrier(timeout=2.0)
-    os.kill(process, signal.SIGKILL)
+    try:
+        with pytest.raises(TimeoutError) as timed_out:
+            todist.remote_sync_call(os.getpid, partitioner=1, timeout=2.0)
+        with pytest.raises(todist.WorkerLostError) as lost:
+            todist.barrier(timeout=2.0)
+    finally:
+        os.kill(process, signal.SIGKILL)  # the test would wait for a process that is suspended
     return str(timed_out.value), str(lost.value)
 
 
 def test_pings_of_a_frozen_worker_do_not_extend_timeouts():
-    (call, barrier), _ = run_world(call_and_meet_a_frozen_one, 2, may_fail=True)
+    outcome, _ = run_world(call_and_meet_a_frozen_one, 2, may_fail=True)
+    assert isinstance(outcome, tuple), outcome
+    call, barrier = outcome
     assert call.startswith("worker1 (rank 1) did not respond within 2 s")
     assert "worker1 (rank 1) did not arrive within 2 s" in barrier
 
@@ -150,11 +154,13 @@ def end_together_but(doomed: int, how: str) -> str:
         if how == "dies":
             os._exit(3)
         os.kill(os.getpid(), signal.SIGSTOP)
-    with pytest.raises(todist.WorkerLostError) as caught:
-        todist.shutdown_rpc()
-    assert not todist.rpc_is_initialized()
-    if how == "freezes":
-        os.kill(process, signal.SIGKILL)
+    try:
+        with pytest.raises(todist.WorkerLostError) as caught:
+            todist.shutdown_rpc()
+        assert not todist.rpc_is_initialized()
+    finally:
+        if how == "freezes":
+            os.kill(process, signal.SIGKILL)
     return str(caught.value)
 
 
