@@ -1,5 +1,7 @@
 """Worker calls over another transport than RPC, and the workers' names."""
 
+import hashlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,8 @@ from torch.futures import Future
 from worlds import run_world
 
 import metadist as todist
+from metadist.distributed import requests
+from metadist.distributed import transport as transport_module
 from metadist.distributed.transport import describe_worker, open_transport
 from metadist.distributed.worker_request import WorkerRequest
 from metadist.distributed.world import host_name
@@ -111,6 +115,116 @@ def test_names_and_barriers_are_those_of_the_transport(transport):
     assert transport.closed == [True] and not todist.rpc_is_initialized()
     todist.shutdown_rpc(graceful=False)  # nothing is open any more
     assert transport.closed == [True]
+
+
+class ThreeWorkers(ThisProcess):
+    """A transport whose other workers answer no call, and whose pings have one outcome."""
+
+    def __init__(self, ping: Exception | None) -> None:
+        super().__init__()
+        self.outcome = ping
+        self.pinged: list[str] = []
+
+    def open(self) -> None:
+        self.names = ["worker0", "worker1", "worker2"]
+
+    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
+        return Future()
+
+    def ping(self, worker: str) -> Future:
+        self.pinged.append(worker)
+        future: Future = Future()
+        if self.outcome is not None:
+            future.set_exception(self.outcome)
+        return future
+
+
+def wait_on_rank_zero(
+    ping: Exception | None,
+    first: str,
+    arrived: list[str],
+    timeout: float,
+    interval: float,
+) -> tuple[str, list[str]]:
+    """Call a barrier that others have joined before; its error, and whom it pinged.
+
+    Args:
+        ping: the error of a ping; None for pings without an answer.
+        first: the worker that arrived first, "" for this one.
+        arrived: the workers that have arrived.
+        timeout: the timeout of the barrier.
+        interval: the seconds between two pings.
+    """
+    transport_module.PING_INTERVAL = interval
+    transport = ThreeWorkers(ping)
+    open_transport(transport)
+    group = hashlib.sha256(b"barrier/worker0/worker1/worker2").hexdigest()[:16]
+    store = dist.PrefixStore(f"{group}#1", transport.store)
+    for worker in arrived:
+        store.set(worker.removeprefix("worker"), "")
+    if first:
+        store.set("first", first)
+        store.add("arrived", len(arrived))
+    message = ""
+    try:
+        todist.barrier(timeout=timeout)
+    except todist.WorkerLostError as error:
+        message = str(error)
+    todist.shutdown_rpc(graceful=False)
+    return message, transport.pinged
+
+
+def barrier_of_three(*args) -> tuple[str, list[str]]:
+    """`wait_on_rank_zero`, which must not take longer than the barrier's timeout."""
+    return run_world(wait_on_rank_zero, 1, *args, environment={"WORLD_SIZE": 3}, timeout=20)[0]
+
+
+def test_the_worker_that_came_first_to_a_barrier_is_pinged():
+    lost = RuntimeError("no answer")
+    message, pinged = barrier_of_three(lost, "worker1", ["worker1"], 60.0, 0.01)
+    assert message.startswith("worker1 (rank 1") and message.endswith("not answer (no answer).")
+    assert pinged == ["worker1"]
+
+
+def test_the_worker_that_came_first_to_a_barrier_pings_the_absent_ones():
+    message, pinged = barrier_of_three(RuntimeError("no answer"), "", ["worker1"], 60.0, 0.01)
+    assert message.startswith("worker2 (rank 2") and message.endswith("not answer (no answer).")
+    assert pinged == ["worker2"]
+
+
+@pytest.mark.parametrize("first", ["", "worker1"])
+def test_a_ping_does_not_extend_the_timeout_of_a_barrier(first):
+    message, pinged = barrier_of_three(None, first, ["worker1"], 0.3, 0.01)
+    assert "worker2 (rank 2) did not arrive within 0.3 s" in message
+    assert pinged == [first or "worker2"]
+
+
+def test_a_barrier_does_not_wait_for_its_next_ping():
+    message, pinged = barrier_of_three(None, "worker1", ["worker1"], 0.3, 60.0)
+    assert "worker2 (rank 2) did not arrive within 0.3 s" in message and not pinged
+
+
+def test_a_barrier_ends_if_the_worker_that_came_last_dies_before_it_says_so():
+    message, pinged = barrier_of_three(None, "", ["worker1", "worker2"], 60.0, 0.01)
+    assert message == "" and not pinged
+
+
+def call_the_silent(interval: float) -> tuple[str, list[str]]:
+    requests.PING_INTERVAL = interval
+    transport = ThreeWorkers(None)
+    open_transport(transport)
+    with pytest.raises(TimeoutError) as caught:
+        todist.remote_sync_call(max, args=(1, 2), partitioner=1, timeout=0.3)
+    todist.shutdown_rpc(graceful=False)
+    return str(caught.value), transport.pinged
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(0.01, ["worker1"]), (60.0, [])])
+def test_pings_do_not_extend_the_timeout_of_a_call(interval, expected):
+    world = {"WORLD_SIZE": 3}
+    message, pinged = run_world(call_the_silent, 1, interval, environment=world, timeout=20)[0]
+    assert message.startswith("worker1 (rank 1) did not respond within 0.3 s")
+    assert pinged == expected
 
 
 class Unopenable(ThisProcess):
