@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 
 from metadist.launchers.error_reporting import WorkerGroupFailed
 from metadist.launchers.job import JobFailure
@@ -74,7 +75,8 @@ class JobPool:
             wait(self._jobs, return_when=FIRST_COMPLETED)
         except Interrupted as interrupted:
             write_line(STOPPING)  # torchrun's workers do not know that it was a user's signal
-            self.stop(interrupted.exit_status - 128)
+            with suppress(Interrupted):  # a second signal ends the wait for the jobs
+                self.stop(interrupted.exit_status - 128)
             raise JobFailure(WorkerGroupFailed(interrupted.exit_status), in_job=False) from None
         except BaseException:  # submitit exits so when SLURM preempts the job
             self.stop()

@@ -118,6 +118,23 @@ def test_a_signal_stops_all_jobs(monkeypatch):
     assert time.monotonic() - started < 30 and Sleeper.running == 0
 
 
+def test_a_second_signal_ends_the_wait_for_the_jobs(monkeypatch):
+    pool = JobPool()
+    Sleeper.signals.clear()
+    submit(pool, Sleeper(60), 1, lambda status: None)
+
+    def interrupted(*_, **__):
+        raise Interrupted(15, "nothing new to save")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("metadist.launchers.pool.wait", interrupted)
+        with pytest.raises(JobFailure) as failure:  # the workers say what is not saved
+            pool.join()
+    assert isinstance(failure.value.error, WorkerGroupFailed) and Sleeper.signals == [15]
+    assert failure.value.error.exit_status == 143
+    pool.stop()
+
+
 def test_an_exit_while_a_job_is_waited_for_stops_all_jobs(monkeypatch):
     pool = JobPool()
     Sleeper.signals.clear()
