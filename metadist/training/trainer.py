@@ -268,7 +268,7 @@ class Trainer:
             step_ended = time.perf_counter()
             self._check_validate_save(output.stopping)
             self._step_started += time.perf_counter() - step_ended  # not part of the next step
-            if output.stopping and not self._is_finished():
+            if output.stopping:
                 self._raise_interrupted()
         self._is_training = False
         if profiler is not None:
