@@ -102,6 +102,14 @@ def test_the_task_is_found_and_the_run_stops_before_the_step(tmp_path, strategy,
     assert last["non_finite"] == "0,train,3,2"
 
 
+def test_a_run_that_stops_in_its_first_iteration_saves_no_checkpoint(tmp_path):
+    x = build(tmp_path, "strategy=local", *ONLY_AT_THE_END)
+    put_nan_into_tasks(x, ((0, 0, 1, 0),))
+    with pytest.raises(UserError, match=r"or start with trainer\.on_non_finite=skip\.$"):
+        Trainer(x).run()
+    assert not Checkpoints(tmp_path).candidates()  # the same command starts again
+
+
 def assert_warned(messages: list[str], done: str) -> None:
     (warning,) = (text for text in messages if "iteration 3: 1 of 5 tasks" in text)
     assert done in warning

@@ -16,6 +16,7 @@ from metadist.reports import protocol_differences
 from metadist.training import Trainer, saved_state
 from metadist.training.checkpoints import Checkpoints, read_checkpoint, write_checkpoint
 from metadist.training.export import export_weights
+from metadist.training.resume import replace_later_checkpoints
 from metadist.training.saved_state import load_best
 
 CHANGES = {
@@ -143,6 +144,17 @@ def test_the_best_by_other_validation_tasks_is_no_longer_the_best(tmp_path):
     other = ("resume=auto", "trainer.eval_seed=5", "trainer.eval_every=0")
     assert train(str(tmp_path), "strategy=local", *other)["best_validation"] == {}
     assert saved.best is None and best.with_name(f"{best.name}.superseded").exists()
+
+
+def test_the_best_checkpoint_that_a_run_resumes_from_is_kept_until_the_next(tmp_path):
+    train(str(tmp_path), "strategy=local")
+    saved = Checkpoints(tmp_path)
+    for _, path in saved.iterations():
+        path.unlink()
+    best = saved.best
+    x = build(tmp_path, "strategy=local", "resume=auto", "trainer.eval_seed=5")
+    replace_later_checkpoints(x)
+    assert not x.state.best and saved.candidates()[0] == best
 
 
 def test_a_stop_after_other_validation_tasks_is_withdrawn(tmp_path):

@@ -114,6 +114,13 @@ def test_a_step_pays_for_its_record_and_not_for_checkpoints(tmp_path, monkeypatc
     assert [path.name for path in kept] == ["iteration-00000004.pt"]
 
 
+def test_metrics_are_flushed_before_each_checkpoint(tmp_path):
+    x, found = build(tmp_path, "strategy=local", "trainer.eval_every=0"), []
+    x.logger.flush = lambda: found.append([*(tmp_path / "checkpoints").glob("*")])
+    Trainer(x).run()
+    assert list(map(len, found)) == [0, 1]  # of iterations 2 and 4
+
+
 def test_the_logged_rate_is_that_of_each_step(tmp_path, monkeypatch):
     now, step = 0.0, Trainer.train_step
 

@@ -414,24 +414,40 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path):
         rest = {key: value for key, value in contents.items() if key != name}
         with pytest.raises(UserError, match=f"lacks {name}: it is of another version"):
             restore_from(x, tmp_path / "a.pt", rest)
+    del contents["protocol"]  # of earlier versions
+    restore_from(x, tmp_path / "a.pt", contents)
 
 
-def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path):
+@pytest.mark.parametrize("method", ["run", "train"])
+def test_resuming_from_an_earlier_checkpoint_renames_the_later_ones(tmp_path, method):
     Trainer(build(tmp_path, "strategy=local", "trainer.checkpoint_every=1")).run()
     folder = tmp_path / "checkpoints"
-    assert (folder / "iteration-00000003.pt").exists()
-    before = sorted(folder.iterdir())
-    options = ("strategy=local", f"resume={folder}/iteration-00000002.pt")
+
+    def names() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    before = names()
+    assert "iteration-00000003.pt" in before
+    options = ("strategy=local", f"resume={folder}/iteration-00000002.pt", "trainer.iterations=2")
     x = build(tmp_path, *options, "trainer.eval_seed=1")  # the run may still be refused
-    assert x.state.iteration == 2 and sorted(folder.iterdir()) == before
-    x = build(tmp_path, *options, "trainer.iterations=2")
-    Trainer(x).run()
-    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("iteration"))
-    assert left == [
+    assert x.state.iteration == 2 and names() == before
+    x, at_start = build(tmp_path, *options), before
+    start = x.logger.start
+
+    def record_and_start(run) -> None:
+        nonlocal at_start
+        at_start = names()
+        start(run)
+
+    x.logger.start = record_and_start
+    getattr(Trainer(x), method)()
+    assert [name for name in names() if name.startswith("iteration")] == [
         "iteration-00000002.pt",
         "iteration-00000003.pt.superseded",
         "iteration-00000004.pt.superseded",
     ]
+    # `start` removes metrics of later iterations, whose checkpoints no run may resume from then.
+    assert (at_start == before) == (method == "train")
 
 
 def test_an_intact_checkpoint_of_another_format_is_not_skipped(tmp_path, monkeypatch):
