@@ -145,8 +145,9 @@ def wait_on_rank_zero(
     arrived: list[str],
     timeout: float,
     interval: float,
-) -> tuple[str, list[str]]:
-    """Call a barrier that others have joined before; its error, and whom it pinged.
+) -> tuple[str, list[str], str]:
+    """Call a barrier that others have joined before; its error, whom it pinged, and who is recorded
+    as the first.
 
     Args:
         ping: the error of a ping; None for pings without an answer.
@@ -171,41 +172,42 @@ def wait_on_rank_zero(
     except todist.WorkerLostError as error:
         message = str(error)
     todist.shutdown_rpc(graceful=False)
-    return message, transport.pinged
+    return message, transport.pinged, store.get("first").decode()
 
 
-def barrier_of_three(*args) -> tuple[str, list[str]]:
+def barrier_of_three(*args) -> tuple[str, list[str], str]:
     """`wait_on_rank_zero`, which must not take longer than the barrier's timeout."""
     return run_world(wait_on_rank_zero, 1, *args, environment={"WORLD_SIZE": 3}, timeout=20)[0]
 
 
 def test_the_worker_that_came_first_to_a_barrier_is_pinged():
     lost = RuntimeError("no answer")
-    message, pinged = barrier_of_three(lost, "worker1", ["worker1"], 60.0, 0.01)
+    message, pinged, _ = barrier_of_three(lost, "worker1", ["worker1"], 60.0, 0.01)
     assert message.startswith("worker1 (rank 1") and message.endswith("not answer (no answer).")
     assert pinged == ["worker1"]
 
 
 def test_the_worker_that_came_first_to_a_barrier_pings_the_absent_ones():
-    message, pinged = barrier_of_three(RuntimeError("no answer"), "", ["worker1"], 60.0, 0.01)
+    lost = RuntimeError("no answer")
+    message, pinged, first = barrier_of_three(lost, "", ["worker1"], 60.0, 0.01)
     assert message.startswith("worker2 (rank 2") and message.endswith("not answer (no answer).")
-    assert pinged == ["worker2"]
+    assert pinged == ["worker2"] and first == "worker0"
 
 
 @pytest.mark.parametrize("first", ["", "worker1"])
 def test_a_ping_does_not_extend_the_timeout_of_a_barrier(first):
-    message, pinged = barrier_of_three(None, first, ["worker1"], 0.3, 0.01)
+    message, pinged, _ = barrier_of_three(None, first, ["worker1"], 0.3, 0.01)
     assert "worker2 (rank 2) did not arrive within 0.3 s" in message
     assert pinged == [first or "worker2"]
 
 
 def test_a_barrier_does_not_wait_for_its_next_ping():
-    message, pinged = barrier_of_three(None, "worker1", ["worker1"], 0.3, 60.0)
+    message, pinged, _ = barrier_of_three(None, "worker1", ["worker1"], 0.3, 60.0)
     assert "worker2 (rank 2) did not arrive within 0.3 s" in message and not pinged
 
 
 def test_a_barrier_ends_if_the_worker_that_came_last_dies_before_it_says_so():
-    message, pinged = barrier_of_three(None, "", ["worker1", "worker2"], 60.0, 0.01)
+    message, pinged, _ = barrier_of_three(None, "", ["worker1", "worker2"], 60.0, 0.01)
     assert message == "" and not pinged
 
 
