@@ -12,6 +12,7 @@ import torch.distributed as dist
 from worlds import run_world
 
 import metadist as todist
+from metadist.deadlines import wait_until
 from metadist.distributed import WorkerLostError, collectives
 from metadist.distributed.world import host_name
 from metadist.kernels import library
@@ -117,7 +118,7 @@ def test_all_ranks_use_gloo_if(reason):
     assert all(map(torch.equal, first, second))
 
 
-def leave_early(how: str) -> str:
+def leave_early(how: str, found: Path) -> str:
     collectives.init_process_group("gloo", timeout=60)
     collectives.all_reduce(1.0)
     if todist.get_rank() == 1:
@@ -130,12 +131,14 @@ def leave_early(how: str) -> str:
         collectives.all_reduce(1.0)
     assert time.monotonic() - began < 20
     assert lost.value.rank == 1
+    (found / str(todist.get_rank())).touch()
+    assert wait_until(lambda: len([*found.iterdir()]) == 2, 20)  # both find it
     return str(lost.value)
 
 
 @pytest.mark.parametrize("how", ["killed", "left"])
-def test_a_rank_that_has_left_is_found(how):
-    outcomes = run_world(leave_early, 3, how, may_fail=True)
+def test_a_rank_that_has_left_is_found(how, tmp_path):
+    outcomes = run_world(leave_early, 3, how, tmp_path, may_fail=True)
     assert outcomes[0] == outcomes[2]
     assert outcomes[0] == f"rank 1 on {host_name()} was lost during a collective."
 
