@@ -300,6 +300,14 @@ def test_a_beat_under_way_does_not_undo_the_end(monkeypatch):
     assert slow.store.get("heartbeat/1") == b"finished"
 
 
+def test_a_beat_under_way_does_not_undo_the_end_of_a_node(monkeypatch):
+    ranks = Ranks(monkeypatch, 4, leaders=[0, 0, 2, 2])
+    leader = ranks.beats[2]
+    monkeypatch.setattr(leader, "_pass_signals", leader.end)  # before it writes its node's value
+    leader.beat()
+    assert ranks.store.get("heartbeat/node/2") == b"finished"
+
+
 def test_the_end_does_not_wait_for_a_store_that_does_not_answer(monkeypatch):
     class Blocking:
         """A store in which the last write hangs."""
