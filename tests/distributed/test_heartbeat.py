@@ -268,6 +268,7 @@ def test_a_rank_that_finished_is_not_missed(ranks):
     assert ranks.lost == [[], []]
     ranks.beats[1].beat()  # one that was under way does not undo the end
     ranks.run(60, 0)
+    ranks.run(30, 1)  # it no longer expects an answer of the store
     assert ranks.lost == [[], []]
 
 
@@ -359,6 +360,15 @@ def test_who_failed_first_has_the_whole_timeout_to_report_it(ranks):
     ranks.store.set(REPORTED, "yes")
     ranks.run(1, 1)
     assert ranks.lost == [[""], [""]]
+
+
+def test_a_rank_that_is_lost_after_a_failure_is_not_reported(ranks):
+    ranks.run(5, 0, 1)
+    ranks.store.set(FIRST_FAILURE, "0")
+    ranks.store.set(REPORTED, "yes")
+    ranks.beats[1].extend_grace()
+    ranks.run(19.5, 1)
+    assert ranks.lost == [[], [""]]
 
 
 def test_who_failed_first_and_never_reports_it_is_ended_too(ranks):

@@ -191,6 +191,20 @@ def test_rank_zero_which_hosts_the_store_exits_after_the_other_ranks_leave_it(fr
     assert zero_exits >= one_leaves
 
 
+def finish_alone() -> float:
+    """Host the store, and run the handlers of this process's end; the seconds that they take."""
+    world_store()
+    before = time.monotonic()
+    multiprocessing.util._run_finalizers(0)  # noqa: SLF001
+    return time.monotonic() - before
+
+
+def test_rank_zero_does_not_wait_for_ranks_that_never_connected(free_port):
+    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": free_port}
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = False
+    assert run_world(finish_alone, 1, environment=variables)[0] < 20
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -265,6 +279,17 @@ def test_the_store_of_rank_zero_listens_on_one_address(free_port, nodes):
     }
     expected = ["127.0.0.1"] if nodes == 1 else [address]
     assert run_world(listening_store, 2, free_port, environment=environment)[0] == expected
+
+
+def test_an_address_that_other_nodes_cannot_reach_is_not_listened_on(free_port, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert store._listen("127.0.0.1", free_port) is None  # noqa: SLF001
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    descriptor = store._listen("127.0.0.1", free_port)  # noqa: SLF001
+    assert descriptor is not None
+    os.close(descriptor)
 
 
 def interfaces(**variables: str) -> dict[str, str]:
