@@ -129,6 +129,18 @@ def test_ranks_that_came_learn_that_the_rendezvous_is_closed():
     assert raised == [RendezvousClosedError]
 
 
+def test_a_rank_that_joins_twice_does_not_count_for_another():
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        host = pool.submit(host_rendezvous, store, 3, 20)
+        session = store.get("session").decode()
+        for nonce in ("of the dead", "of its restart"):
+            store.set(f"{session}/joined/1", nonce)
+            store.add(f"{session}/arrived", 1)
+        time.sleep(0.3)
+        assert join_rendezvous(store, 2, 20) == host.result() == session
+
+
 def join_without_success(store: dist.Store, timeout: float) -> RendezvousTimeoutError:
     with pytest.raises(RendezvousTimeoutError) as caught:
         join_rendezvous(store, 1, timeout)

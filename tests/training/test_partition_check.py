@@ -27,6 +27,11 @@ def twice(learner, tasks: MetaBatch) -> list[Shard]:
     return [Shard(0, (learner, tasks), size=tasks.size)] * 2
 
 
+def one_for_another(learner, tasks: MetaBatch) -> list[Shard]:
+    parts = (tasks.select(slice(2)), tasks.select(slice(1, 3)))
+    return [Shard(0, (learner, part), size=part.size) for part in parts]
+
+
 def without_tasks(learner, tasks: MetaBatch) -> list[Shard]:
     return [Shard(0, (learner, tuple(tasks)))]
 
@@ -56,6 +61,7 @@ def of_parts_of_keys(learner, tasks: MetaBatch) -> list[Shard]:
             "gives worker 0 a shard without the learner that it was given",
         ),
         (twice, "shards have 8 tasks, 4 of them different, of a meta-batch of 4: give each"),
+        (one_for_another, "shards have 4 tasks, 3 of them different, of a meta-batch of 4: give"),
         (without_tasks, "no MetaBatch among its arguments, but MAML, tuple: give it"),
     ],
 )
