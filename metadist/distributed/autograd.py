@@ -31,10 +31,12 @@ class _Record:
         anchors: the anchors of the responses; see `WorkerResponse`.
         pending: the anchors of the requests whose gradients torch waits for and whose responses
             have not arrived.
+        freed: whether a backward pass has freed the graph.
     """
 
     anchors: list[Tensor] = field(default_factory=list)
     pending: set[Tensor] = field(default_factory=set)
+    freed: bool = False
 
     def require_all_ended(self) -> None:
         """Torch would wait forever for the gradients of the arguments of a call without a result.
@@ -259,8 +261,8 @@ def grad(
         A gradient for each input.
 
     Raises:
-        RuntimeError: the outputs do not depend on an input and `allow_unused` is False, or an input
-            does not require grad or is not a leaf.
+        RuntimeError: the outputs do not depend on an input and `allow_unused` is False, an input
+            does not require grad or is not a leaf, or an earlier pass has freed the graph.
         UserError: a call of the context failed or has not ended.
         WorkerLostError: a worker died.
     """
@@ -297,6 +299,12 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
     """Run one backward pass and return the gradients of this worker's leaves that it reached."""
     record = _thread.record or _Record()
     record.require_all_ended()
+    if record.freed and record.anchors:
+        # Workers would wait for gradients that do not arrive after an error, until the shutdown.
+        raise RuntimeError(
+            "an earlier backward pass of this context has freed its graph, through which every "
+            "pass goes: give retain_graph=True to all passes but the last."
+        )
     # The context accumulates gradients over backward passes. Its sums are set to zero for this pass
     # and added back afterwards: in a difference of sums, small gradients would be rounded away.
     with torch.no_grad():
@@ -312,6 +320,7 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
                 sums[leaf].copy_(value)
             require_alive(current_transport().names)
             raise
+        record.freed = not retain_graph
         gradients = {}
         for leaf, value in get_gradients(context_id).items():
             # A zero that this pass wrote is a gradient; a zero that it did not change is not.

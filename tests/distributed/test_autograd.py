@@ -325,6 +325,29 @@ def test_a_failed_backward_pass_leaves_the_gradients_of_the_context():
     run_world(fail_a_backward_pass, 1)
 
 
+def differentiate_twice() -> float:
+    """Without retain_graph; the seconds that the shutdown then takes."""
+    todist.init_rpc()
+    if todist.get_rank() == 0:
+        x = torch.ones(3, requires_grad=True)
+        with todist.autograd.context() as context:
+            # Worker 1 would get the gradient of one result, and wait for that of the other.
+            first = todist.remote_sync_call(torch.sum, args=(x,), partitioner=1)
+            second = todist.remote_sync_call(torch.neg, args=(x,), partitioner=1)
+            square = todist.remote_sync_call(torch.square, args=(second,), partitioner=2)
+            loss = first + square.sum()
+            todist.autograd.grad(context, loss, x)
+            with pytest.raises(RuntimeError, match="give retain_graph=True to all passes but"):
+                todist.autograd.grad(context, loss, x)
+    began = time.monotonic()
+    todist.shutdown_rpc()
+    return time.monotonic() - began
+
+
+def test_a_second_pass_without_the_graph_is_refused():
+    assert max(run_world(differentiate_twice, 3)) < 15
+
+
 @todist.auto_init_rpc()
 def send_parameters() -> None:
     model, batch = make_model(), make_batch()
