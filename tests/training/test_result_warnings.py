@@ -40,7 +40,9 @@ def rows(*means: float, last: float = 0.02) -> dict:
         (rows(0.2, 0.5, 0.6), []),
         (rows(0.2, 0.6, 0.5, last=0.2), []),
         (rows(0.2, 0.776, 0.64, 0.583), ["0.776 after 1, 0.583 after 3): lower algorithm.inner_"]),
+        (rows(0.2, 0.6, 0.5), ["lower algorithm.inner_lr or algorithm.eval_inner_steps, chosen"]),
         (rows(0.3, 0.2), ["the test accuracy falls with inner steps (0.3 after 0, 0.2 after 1)"]),
+        (rows(0.3, 0.2), ["lower algorithm.inner_lr, chosen by"]),
     ],
 )
 def test_classification(classification, results, expected):
