@@ -19,10 +19,10 @@ class TaskDataset(Protocol):
     Optional members; a subclass that overrides `episode` (or `ImageClasses.inputs`) without
     `episodes` is sampled by `episode`, and one that overrides it without `describe` has none:
 
-    - `episodes(device, generators, split, ways, shots, queries)`: one episode per generator,
-      stacked along a leading task dimension, each bit for bit that of `episode`, on the CPU or on
-      the device of the computation; or None. With it `looks_ahead`, True if it never gives None
-      and tasks of later iterations may be sampled in advance.
+    - `episodes(device, generators, split, ways, shots, queries)`: one episode per generator of an
+      iterable, stacked along a leading task dimension, each bit for bit that of `episode`, on the
+      CPU or on the device of the computation; or None. With it `looks_ahead`, True if it never
+      gives None and tasks of later iterations may be sampled in advance; a subclass sets it again.
     - `describe(generator, split, ways, shots, queries)`: the `EpisodeDescription` of the task that
       `episode` samples with the generator, or None.
     - `skip_small_classes`: whether classes with too few examples are left out; with it

@@ -126,8 +126,9 @@ class FewShotTasks:
             return None
         split = key_split(keys[0])
         counts = self._counts(split)
-        # A subclass of a dataset may change in training.
-        if split == "train" and vars(type(self.dataset)).get("looks_ahead"):
+        # Set by the class itself: a subclass of a dataset may change in training.
+        looks_ahead = "looks_ahead" in vars(type(self.dataset))
+        if split == "train" and looks_ahead and getattr(self.dataset, "looks_ahead", False):
             return self._look_ahead(TaskSource(episodes, device, split, counts), keys)
         return episodes(device, KeyGenerators(keys), split, *counts)
 

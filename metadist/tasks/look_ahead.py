@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from metadist.errors import UserError
 from metadist.tasks.episode import Episode, Examples
 from metadist.tasks.generators import KeyGenerators
 
@@ -31,8 +32,14 @@ class TaskSource(NamedTuple):
     counts: Counts
 
     def sample(self, keys: Tensor) -> Any:
-        """The stacked tasks of keys of the split, int64 of shape (tasks, 4); or None."""
-        return self.episodes(self.device, KeyGenerators(keys), self.split, *self.counts)
+        """The stacked tasks of keys of the split, int64 of shape (tasks, 4)."""
+        episodes = self.episodes(self.device, KeyGenerators(keys), self.split, *self.counts)
+        if episodes is None:
+            raise UserError(
+                "the dataset's method episodes returned None, which looks_ahead = True rules out: "
+                "set it to False, or always return the episodes."
+            )
+        return episodes
 
 
 class _Tasks(NamedTuple):

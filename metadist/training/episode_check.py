@@ -71,7 +71,7 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 )
             if (part, field) == ("query", "targets") and not len(value):
                 raise UserError(f"{name} gives a {split} task without queries: give at least one.")
-    _check_sample_batch(tasks, split)
+    _check_sample_batch(tasks, split, name, own)
     if isinstance(learner, Prototypical | Supervised):
         _check_classes_of_support(episode, name)
 
@@ -123,12 +123,22 @@ def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
         raise UserError(f"{subject} from {low} to {high}: number its classes from 0.")
 
 
-def _check_sample_batch(tasks: TaskDistribution, split: str) -> None:
-    """Check that `sample_batch`, if there is one, gives the tasks of `sample`."""
+def _check_sample_batch(tasks: TaskDistribution, split: str, name: str, own: bool) -> None:
+    """Check that `sample_batch`, if there is one, gives the tasks of `sample`.
+
+    Args:
+        tasks: this rank's tasks.
+        split: the split of which tasks are sampled.
+        name: the class that samples them.
+        own: whether that is the class of the tasks, rather than of the dataset.
+    """
     sample_batch = getattr(tasks, "sample_batch", None)
     if sample_batch is None:
         return
-    name = f"{type(tasks).__name__}.sample_batch"
+    if own or getattr(type(tasks), "sample_batch", None) is not FewShotTasks.sample_batch:
+        name, many, single, argument = type(tasks).__name__, "sample_batch", "sample", "key"
+    else:
+        many, single, argument = "episodes", "episode", "generator"
     keys = task_keys(0, split, 0, range(2))
     for chosen in (keys, keys[1:]):
         batch = sample_batch(chosen, torch.device("cpu"))
@@ -136,21 +146,22 @@ def _check_sample_batch(tasks: TaskDistribution, split: str) -> None:
             return
         if not isinstance(batch, Episode):
             raise UserError(
-                f"{name} gives a {type(batch).__name__}: return an Episode whose tensors have a "
-                "first dimension of tasks, or None."
+                f"{name}.{many} gives a {type(batch).__name__}: return an Episode whose tensors "
+                "have a first dimension of tasks, or None."
             )
         stacked = [tensor for part in batch for tensor in part]
         for index, key in enumerate(chosen):
             sampled = [tensor for part in tasks.sample(key) for tensor in part]
             if not all(
-                many.dtype == one.dtype
-                and len(many) == len(chosen)
-                and torch.equal(many[index], one)
-                for many, one in zip(stacked, sampled, strict=True)
+                tensor.dtype == one.dtype
+                and len(tensor) == len(chosen)
+                and torch.equal(tensor[index], one)
+                for tensor, one in zip(stacked, sampled, strict=True)
             ):
                 raise UserError(
-                    f"{name} gives other tasks than {type(tasks).__name__}.sample for the same "
-                    "keys: give one task per key, each from its own key alone."
+                    f"{name}.{many} gives other tasks than {name}.{single} for the same "
+                    f"{argument}s: give one task per {argument}, each from its own {argument} "
+                    "alone, with a first dimension of tasks and the same types."
                 )
 
 

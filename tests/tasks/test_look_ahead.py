@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+from metadist.errors import UserError
 from metadist.tasks import (
     Episode,
     Examples,
@@ -153,3 +154,32 @@ def test_what_was_sampled_is_not_sent_with_the_tasks():
         tasks.sample_batch(task_keys(0, "train", iteration, range(3)), CPU)
     assert len(pickle.dumps(tasks)) < 1000
     assert_sampled(pickle.loads(pickle.dumps(tasks)), task_keys(0, "train", 4, range(3)))
+
+
+def test_a_dataset_that_does_not_always_sample_together_may_not_look_ahead():
+    class Sometimes(Counted):
+        looks_ahead = True
+
+        def episodes(self, device, generators, *arguments):
+            generators = list(generators)
+            if len(generators) > 6:
+                return None
+            return stack_episodes([self.episode(each, *arguments) for each in generators])
+
+    tasks = FewShotTasks(Sometimes(), 1, 4, 2)
+    tasks.sample_batch(task_keys(0, "train", 1, range(3)), CPU)
+    with pytest.raises(UserError, match="episodes returned None"):
+        tasks.sample_batch(task_keys(0, "train", 2, range(3)), CPU)
+
+
+def test_looks_ahead_may_be_a_property():
+    class Changing(Counted):
+        @property
+        def looks_ahead(self):
+            return False
+
+    dataset = Changing()
+    tasks = FewShotTasks(dataset, 1, 4, 2)
+    for iteration in range(1, 4):
+        assert_sampled(tasks, task_keys(0, "train", iteration, range(3)))
+    assert dataset.calls == [3, 3, 3]

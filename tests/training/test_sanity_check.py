@@ -236,6 +236,24 @@ def test_tasks_that_are_sampled_together_depend_on_their_own_keys_alone():
         run_sanity_check(NumberedFromZero(lambda batch: batch), learner)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (on_queries(lambda x, y: (x, y.flip(0))), r"^Sampled\.episodes gives other .* generators:"),
+        (list, r"^Sampled\.episodes gives a list: return an Episode"),
+    ],
+    ids=["order", "type"],
+)
+def test_episodes_of_a_dataset_that_are_sampled_together_are_those_of_episode(change, message):
+    class Sampled(Sinusoid):
+        def episodes(self, device, generators, *arguments):
+            return change(stack_episodes([self.episode(each, *arguments) for each in generators]))
+
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    with pytest.raises(UserError, match=message):
+        run_sanity_check(FewShotTasks(Sampled(), ways=1, shots=3, queries=2), learner)
+
+
 class NamedByNumber(MAML):
     """Returns a metric whose name is no text."""
 
