@@ -114,16 +114,25 @@ class InnerLoopLearner(Learner):
             support: the examples to adapt to.
             targets: the targets of the queries.
             predict: a function, parameters -> predictions of the queries.
+
+        Raises:
+            UserError: `trajectory` did not yield once for each step.
         """
         predictions = predict(start)
         metrics = self.metrics(predictions, targets, "_before")
         last = self.eval_inner_steps
-        trajectory = self.trajectory(start, support, last)
-        for step, parameters in enumerate(trajectory, start=1):
+        step = 0
+        for parameters in self.trajectory(start, support, last):
+            step += 1
             if step == last or self.evaluate_each_step:
                 predictions = predict(parameters)
             if self.evaluate_each_step:
                 metrics |= self.metrics(predictions, targets, f"_after_{step}")
+        if step != last:
+            raise UserError(
+                f"{type(self).__name__}.trajectory yielded {step} times for {last} steps: yield "
+                "the adapted parameters once after each step."
+            )
         metrics = self.metrics(predictions, targets) | metrics
         return TaskResult(self.loss(predictions, targets), metrics, predictions)
 

@@ -5,6 +5,7 @@ import torch
 from problems import LINES, POWER, QUERY_POWER, SLOPE, Scale, images
 
 from metadist.algorithms import ANIL, IMAML, MAML, MAMLPlusPlus, MetaSGD, Prototypical, Reptile
+from metadist.errors import UserError
 from metadist.models import Conv4
 
 STEPS = 3
@@ -62,3 +63,14 @@ def test_without_inner_steps_there_are_no_step_metrics():
     learner = Prototypical(Conv4((1, 16, 16), 3, filters=3)).double().eval()
     learner.evaluate_each_step = True
     assert set(learner(images()).metrics) == {"accuracy"}
+
+
+@pytest.mark.parametrize("chosen", [slice(-1, None), slice(0)], ids=["the last", "none"])
+def test_a_trajectory_yields_once_for_each_step(chosen):
+    class Trajectory(MAML):
+        def trajectory(self, *arguments):
+            yield from [*super().trajectory(*arguments)][chosen]
+
+    learner = Trajectory(Scale(-1.0), True, inner_lr=0.1, eval_inner_steps=2).eval()
+    with pytest.raises(UserError, match=r"Trajectory\.trajectory yielded \d times for 2 steps"):
+        learner(LINES)
