@@ -22,9 +22,10 @@ class _Parallelized:
     __wrapped__: Callable[..., Any]
 
     def __init__(
-        self, function: Callable[..., Any], call: Callable[..., Any], **options: Any
+        self, function: Callable[..., Any], *others: Any, call: Callable[..., Any], **options: Any
     ) -> None:
-        if not callable(function):
+        # Without brackets, these are the arguments of the function's call, such as a module.
+        if others or not hasattr(function, "__qualname__"):
             raise TypeError(
                 "parallelize takes options first: write @parallelize() above a function."
             )

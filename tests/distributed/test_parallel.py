@@ -181,13 +181,16 @@ def test_a_function_that_workers_cannot_find_is_refused_with_a_sentence():
 @pytest.mark.parametrize(
     "decorator", [todist.parallelize, todist.parallelize_sync, todist.parallelize_async]
 )
-def test_a_decorator_without_its_brackets_is_refused(decorator):
+@pytest.mark.parametrize(
+    "arguments", [(torch.zeros(2),), (torch.nn.Identity(),), (torch.nn.Identity(), torch.zeros(2))]
+)
+def test_a_decorator_without_its_brackets_is_refused(decorator, arguments):
     @decorator
-    def forgotten(batch: torch.Tensor) -> torch.Tensor:
-        return batch
+    def forgotten(*arguments):
+        return arguments
 
-    with pytest.raises(TypeError, match="parallelize"):
-        forgotten(torch.zeros(2))
+    with pytest.raises(TypeError, match=r"write @parallelize\(\) above a function"):
+        forgotten(*arguments)
 
 
 def test_outside_of_a_world_a_sentence_says_what_is_missing():
