@@ -10,6 +10,7 @@ from metadist.algorithms import Learner, Prototypical, Supervised
 from metadist.errors import UserError
 from metadist.tasks import (
     Episode,
+    EpisodeDescription,
     Examples,
     FewShotTasks,
     SupervisedTasks,
@@ -30,8 +31,8 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
         split: the split of which tasks are sampled.
 
     Raises:
-        UserError: a task has another type, wrong or NaN values, or no queries; or it differs from
-            the task of the same key.
+        UserError: a task or its description has another type, a task has wrong or NaN values or no
+            queries, or it differs from the task of the same key.
     """
     key = task_keys(0, split, 0, range(1))[0]
     episode, repeated = tasks.sample(key), tasks.sample(key)
@@ -71,6 +72,13 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 )
             if (part, field) == ("query", "targets") and not len(value):
                 raise UserError(f"{name} gives a {split} task without queries: give at least one.")
+    describe = getattr(tasks, "describe", None)
+    description = None if describe is None else describe(key)
+    if not isinstance(description, EpisodeDescription | None):
+        raise UserError(
+            f"{name}.describe returns a {type(description).__name__}: return a "
+            "metadist.tasks.EpisodeDescription, or None."
+        )
     _check_sample_batch(tasks, split, name, own)
     if isinstance(learner, Prototypical | Supervised):
         _check_classes_of_support(episode, name)

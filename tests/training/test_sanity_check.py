@@ -254,6 +254,16 @@ def test_episodes_of_a_dataset_that_are_sampled_together_are_those_of_episode(ch
         run_sanity_check(FewShotTasks(Sampled(), ways=1, shots=3, queries=2), learner)
 
 
+def test_a_description_of_another_type_is_one_sentence():
+    class Described(Sinusoid):
+        def describe(self, *arguments):
+            return ["a sine wave"]
+
+    learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
+    with pytest.raises(UserError, match=r"^Described\.describe returns a list: return a"):
+        run_sanity_check(FewShotTasks(Described(), ways=1, shots=3, queries=2), learner)
+
+
 class NamedByNumber(MAML):
     """Returns a metric whose name is no text."""
 
