@@ -60,8 +60,8 @@ clean: ## remove the virtual environment and caches, never results
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 10) or v == (3, 14))' || \
-		{ echo "metadist needs Python 3.10 to 3.13, or 3.15: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "metadist needs Python 3.10 or newer: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python

@@ -7,7 +7,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, open_dict
 
-from metadist.config import compose as compose_overrides
+from metadist.config.overrides import VERSION_BASE
+from metadist.config.overrides import compose as compose_overrides
 from metadist.errors import UserError
 from metadist.reports.published import Cell, load_cells
 
@@ -39,7 +40,7 @@ def select_cells(cells: Mapping[str, Cell], names: Sequence[str]) -> list[Cell]:
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of `experiments/maml.py`; interpolations are not resolved."""
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with hydra.initialize_config_dir(str(ROOT / "conf"), **VERSION_BASE):
         configuration = compose_overrides("maml", overrides)
     with open_dict(configuration):
         configuration.pop("launcher", None)

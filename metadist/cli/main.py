@@ -20,7 +20,7 @@ from metadist.cli.sweeps import (
     run_sweep_job,
     sweep_jobs,
 )
-from metadist.config import replace_options
+from metadist.config.overrides import VERSION_BASE, replace_options
 from metadist.config.resolvers import begin_program
 from metadist.distributed import get_rank, get_world_info
 from metadist.errors import UserError, did_you_mean
@@ -61,9 +61,12 @@ def hydra_main(
             metadist finds metadist's groups with `hydra.searchpath: [pkg://metadist.conf]`.
         script: the program's `__file__`, if another program may call the main function.
     """
-    compose_and_run = hydra.main(
-        config_path=config_path, config_name=config_name, version_base="1.3"
-    )(run_task)
+    # Hydra 1.4 warns of launchers, sweepers and callbacks that the caller did not list.
+    no_list = getattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS", None)
+    arguments = {"execution_whitelist": no_list} if no_list else VERSION_BASE
+    compose_and_run = hydra.main(config_path=config_path, config_name=config_name, **arguments)(
+        run_task
+    )
 
     @functools.wraps(compose_and_run)
     def main() -> None:

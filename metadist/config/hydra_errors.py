@@ -122,7 +122,7 @@ def _advice(text: str) -> str | None:
     if match := re.match(r"Could not delete '([\w/]+)'. No match in the defaults list", text):
         advice = f"write {match[1]}=[] for none" if match[1] in LISTS else "leave it out"
         return f"~{match[1]} deletes no option of the defaults list: {advice}."
-    if match := re.match(r"Multiple values for (\S+)\. To override a value use '.*: (\S+)'", text):
+    if match := re.match(r"Multiple values for (\S+)\. To override .*?'.*?: (\S+?)'", text):
         return (
             f"{match[1]} is already in the defaults list: write {match[1]}={match[2]}, "
             f"without the plus; in a file, `override /{match[1]}: {match[2]}`."
@@ -226,7 +226,7 @@ def _options_with(group: str, key: str) -> list[str]:
 
 
 def _composition(text: str, cause: BaseException | None) -> str:
-    match = re.search(r"Could not override '([^']+)'", text)
+    match = re.search(r"(?:Could not override|No earlier Group Default for) '([^']+)'", text)
     if match is None:
         return text.split(" Set the environment variable")[0]
     key = match[1]

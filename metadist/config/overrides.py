@@ -28,6 +28,9 @@ _PRIMARY = ("maml", "ddp")
 
 _DELETED = object()
 
+VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""The argument with which Hydra 1.3 behaves like later versions, which warn of it."""
+
 
 def compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """`hydra.compose`, followed by `replace_options`. Hydra must be initialized.

@@ -1,7 +1,9 @@
 """OmegaConf resolvers that `conf/` uses; importing this module registers them."""
 
 import datetime
+from collections.abc import Callable
 
+import omegaconf
 from omegaconf import OmegaConf
 
 from metadist.deadlines import wait_until
@@ -10,7 +12,7 @@ from metadist.distributed.errors import RendezvousTimeoutError
 from metadist.distributed.store import RENDEZVOUS_TIMEOUT, world_store
 
 
-def fraction(part: float, whole: int) -> int:
+def fraction(part: int | float, whole: int) -> int:
     """`${fraction:0.1,${trainer.iterations}}`: a fraction of a number of iterations, at least 1.
 
     Args:
@@ -53,5 +55,12 @@ def run_stamp(timeout_seconds: object = RENDEZVOUS_TIMEOUT) -> str:
     return store.get(key).decode()
 
 
-OmegaConf.register_new_resolver("fraction", fraction, replace=True)
-OmegaConf.register_new_resolver("run_stamp", run_stamp, use_cache=True, replace=True)
+_IS_OLD = omegaconf.__version__.startswith("2.3.")
+
+register_resolver: Callable[..., None] = (
+    OmegaConf.register_new_resolver if _IS_OLD else OmegaConf.register_resolver
+)
+"""OmegaConf's function of this purpose, which version 2.4 has renamed."""
+
+register_resolver("fraction", fraction, replace=True)
+register_resolver("run_stamp", run_stamp, use_cache=True, replace=True)

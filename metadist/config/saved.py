@@ -21,7 +21,7 @@ from metadist.algorithms import Learner
 from metadist.config.build import assemble_experiment, build_learner
 from metadist.config.hydra_errors import describe_error
 from metadist.config.instantiate import instantiate, locate_target
-from metadist.config.overrides import is_node, with_overrides
+from metadist.config.overrides import VERSION_BASE, is_node, with_overrides
 from metadist.config.schema import NOT_IN_DEFAULTS, Settings
 from metadist.config.trusted import check_interpolations, locate_trusted
 from metadist.distributed.reducers import LinearReducer
@@ -265,7 +265,7 @@ def _apply_overrides(
             if override.is_delete():
                 _delete(configuration, key)
             elif is_node(configuration, key) and isinstance(value, str):
-                with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
+                with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
                     plus = "+" if key in NOT_IN_DEFAULTS or key not in Settings.model_fields else ""
                     composed = hydra.compose("maml", [*searchpath, f"{plus}{key}={value}"])
                     configuration[key] = with_overrides(composed[key], key, parsed)

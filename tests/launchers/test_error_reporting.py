@@ -19,6 +19,7 @@ from omegaconf.errors import InterpolationResolutionError
 from tiny import SMALL
 from worlds import run_world
 
+from metadist.config.resolvers import register_resolver
 from metadist.distributed import WorkerLostError
 from metadist.errors import UserError
 from metadist.launchers import error_reporting
@@ -244,7 +245,7 @@ def of_a_resolver() -> Exception:
     def lose() -> None:
         raise WorkerLostError("rank zero did not answer")
 
-    OmegaConf.register_new_resolver("lose", lose, replace=True)
+    register_resolver("lose", lose, replace=True)
     with pytest.raises(InterpolationResolutionError) as raised:
         OmegaConf.select(OmegaConf.create({"run": {"dir": "outputs/${lose:}"}}), "run.dir")
     return raised.value
@@ -297,7 +298,7 @@ def test_a_signal_outside_of_training_is_one_sentence(number):
 
 def interrupted_in_a_resolver(number: int) -> tuple[int, str]:
     """OmegaConf converts what a resolver raises, as Hydra does while it composes."""
-    OmegaConf.register_new_resolver("stop", lambda: os.kill(os.getpid(), number))
+    register_resolver("stop", lambda: os.kill(os.getpid(), number))
     with contextlib.redirect_stderr(io.StringIO()) as printed, report_errors() as status:
         print(OmegaConf.create({"seed": "${stop:}"}).seed)
     return status.value, printed.getvalue()

@@ -9,6 +9,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from tiny import compose
 
+from metadist.config.resolvers import register_resolver
 from metadist.errors import UserError
 from metadist.launchers.run_spec import (
     RunSpec,
@@ -136,7 +137,7 @@ def test_a_run_that_is_extended_has_no_results_until_it_ends(tmp_path):
 
 def test_a_saved_configuration_is_compared_without_executing_its_interpolations(tmp_path):
     executed = []
-    OmegaConf.register_new_resolver("execute", executed.append, replace=True)
+    register_resolver("execute", executed.append, replace=True)
     save_configuration(spec_of(tmp_path))
     finish(tmp_path)
     path = tmp_path / ".hydra" / "config.yaml"

@@ -12,7 +12,7 @@ import hydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, open_dict
 
-from metadist.config import compose
+from metadist.config.overrides import VERSION_BASE, compose
 from metadist.errors import UserError
 from metadist.launchers.ray.cluster import (
     check_resources,
@@ -217,7 +217,7 @@ def _compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     Raises:
         UserError: the overrides do not fit.
     """
-    with hydra.initialize_config_module("metadist.conf", version_base="1.3"):
+    with hydra.initialize_config_module("metadist.conf", **VERSION_BASE):
         configuration = compose(config_name, overrides)
     with open_dict(configuration):
         configuration.pop("launcher", None)
