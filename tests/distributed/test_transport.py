@@ -177,7 +177,7 @@ def wait_on_rank_zero(
 
 def barrier_of_three(*args) -> tuple[str, list[str], str]:
     """`wait_on_rank_zero`, which must not take longer than the barrier's timeout."""
-    return run_world(wait_on_rank_zero, 1, *args, environment={"WORLD_SIZE": 3}, timeout=20)[0]
+    return run_world(wait_on_rank_zero, 1, *args, environment={"WORLD_SIZE": 3}, timeout=45)[0]
 
 
 def test_the_worker_that_came_first_to_a_barrier_is_pinged():
@@ -224,7 +224,7 @@ def call_the_silent(interval: float) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(("interval", "expected"), [(0.01, ["worker1"]), (60.0, [])])
 def test_pings_do_not_extend_the_timeout_of_a_call(interval, expected):
     world = {"WORLD_SIZE": 3}
-    message, pinged = run_world(call_the_silent, 1, interval, environment=world, timeout=20)[0]
+    message, pinged = run_world(call_the_silent, 1, interval, environment=world, timeout=45)[0]
     assert message.startswith("worker1 (rank 1) did not respond within 0.3 s")
     assert pinged == expected
 
