@@ -134,8 +134,8 @@ def _advice(text: str) -> str | None:
         )
     if text.startswith("Config group override must be a string or a list."):
         return (
-            "a group takes the name of an option, not null or a number: write GROUP=NAME, as in "
-            f"scheduler=none, or [] for none of {' and '.join(LISTS)}."
+            "the command line gives a group a value other than the name of an option: write "
+            f"GROUP=NAME, as in scheduler=none, or [] for none of {' and '.join(LISTS)}."
         )
     if match := re.match(r"Could not append to config\. An item is already at '(\S+)'\.", text):
         return (

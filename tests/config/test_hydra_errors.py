@@ -93,9 +93,12 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         ),
         (
             ["scheduler=null"],
-            "a group takes the name of an option, not null or a number: write GROUP=NAME, as in",
+            "the command line gives a group a value other than the name of an option: write GROUP=",
         ),
-        (["trainer=3"], "a group takes the name of an option, not null or a number: write GROUP"),
+        (
+            ["trainer=3"],
+            "a group a value other than the name of an option: write GROUP=NAME, as in",
+        ),
         (["logger=none"], "mlflow, tensorboard, wandb; write logger=[] for none; a directory of"),
         (["trainer.lr=1"], "is not a key of the configuration (did you mean optimizer.lr?): the"),
         (["dataset.ways=5"], "is not a key of the configuration (did you mean task.ways?): the"),
@@ -106,7 +109,7 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["init_from=a,b"], "has several values: add -m to sweep over them, or write 'init_from="),
         (["hydra.run.dir=null"], "hydra.run.dir=null does not fit: give a value of the type"),
         (["seed=[1"], "the override 'seed=[1' cannot be read: write KEY=VALUE, as in seed=1."),
-        (["@=1"], "a group takes the name of an option, not null or a number: write GROUP=NAME,"),
+        (["@=1"], "a group a value other than the name of an option: write GROUP=NAME, as in"),
         (["seed=???"], "Missing mandatory value: seed: give it a value on the command line."),
         (["+reducer=mean"], "reducer appears more than once in the defaults list: write reducer="),
         (
