@@ -38,7 +38,7 @@ scaling: $(VENV)/.installed ## step time by workers, tasks, parameters; cost mod
 overhead: $(VENV)/.installed ## cost of the framework itself; ARGS="latency startup"
 	$(BIN)/python experiments/benchmark.py overhead $(ARGS)
 
-gpu: $(VENV)/.installed ## correctness and speed on a CUDA device, in ten minutes; ARGS="--minutes 5"
+gpu: $(VENV)/.installed ## correctness and speed on a CUDA device, in at most ten minutes; ARGS="--minutes 5"
 	$(BIN)/python experiments/benchmark.py gpu $(ARGS)
 
 reproduce: $(VENV)/.installed ## published results; ARGS="maml_sinusoid --seeds 3 --fraction 0.03", or ARGS=--quick
