@@ -35,6 +35,9 @@ _GIVEN = {
     "model": ("input_shape", "outputs"),
     "optimizer": ("params", "named_parameters"),
     "scheduler": ("optimizer",),
+    "strategy": (
+        *("partitioner", "reducer", "device", "timeout_seconds", "rendezvous_timeout_seconds"),
+    ),
     "task": ("dataset", "sampled_splits"),
 }
 """The arguments that `metadist.config.build` gives to classes, so that messages omit them."""

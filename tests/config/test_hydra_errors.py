@@ -102,6 +102,10 @@ ANYTHING = f"+callbacks.mine._target_={__name__}.Anything"
         (["logger=none"], "mlflow, tensorboard, wandb; write logger=[] for none; a directory of"),
         (["trainer.lr=1"], "is not a key of the configuration (did you mean optimizer.lr?): the"),
         (["dataset.ways=5"], "is not a key of the configuration (did you mean task.ways?): the"),
+        (
+            ["strategy.timeout_seconds=5"],
+            "(did you mean timeout_seconds?): the keys of strategy are gradient, fanout, ",
+        ),
         (["trainer.seed=5"], "is not a key of the configuration (did you mean seed?): the keys"),
         (["~logger"], "~logger deletes no option of the defaults list: write logger=[] for none."),
         (["b"], "the override 'b' cannot be read: write KEY=VALUE, as in seed=1, with quotes"),
