@@ -223,7 +223,8 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
     if adapt in ("head", "body") and not isinstance(head, nn.Module):
         raise UserError(
             f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
-            f"{type(model).__name__} lacks: choose model=conv4 or mlp, or algorithm.adapt=all."
+            f"{type(model).__name__} lacks: choose model=conv4, resnet12 or mlp, or "
+            "algorithm.adapt=all."
         )
     if adapt in ("head", "body") and tied_parameters(model, head):
         raise UserError(
