@@ -19,8 +19,8 @@ def batch_norms_as_in_training(module: nn.Module) -> Iterator[None]:
 
     Instance norms with running statistics, too, normalize as in training. Running statistics are
     not changed. Use it for inner steps in evaluation, so that they are the steps of training. A
-    batch norm that the module's own `train` keeps in evaluation mode normalizes with them in
-    training too, and so in the block.
+    batch norm that the module's own `train` keeps in evaluation mode uses running statistics in
+    training, too, and so in the block.
     """
     norms = [
         each

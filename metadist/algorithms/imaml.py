@@ -124,7 +124,7 @@ class IMAML(InnerLoopLearner):
         return TaskResult(loss, self.metrics(predictions, episode.query.targets))
 
     def initial(self) -> Parameters:
-        """See `InnerLoopLearner`; also parameters that were frozen when the learner was made."""
+        """See `InnerLoopLearner`; the parameters that are trainable now."""
         return self.without_frozen(dict(self.model.named_parameters()))
 
     @torch.no_grad()

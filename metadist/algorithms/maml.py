@@ -87,7 +87,11 @@ class MAML(InnerLoopLearner):
     def trajectory(
         self, parameters: Parameters, support: Examples, steps: int, create_graph: bool = False
     ) -> Iterator[Parameters]:
-        """See `InnerLoopLearner`."""
+        """See `InnerLoopLearner`.
+
+        Raises:
+            UserError: a subclass's `step` did not return all parameters.
+        """
         for _ in range(steps):
             adapted = self.step(parameters, self.gradients(parameters, support, create_graph))
             if adapted is None:

@@ -61,6 +61,9 @@ class MAMLPlusPlus(InnerLoopLearner):
         multi_step_iterations: iterations until the loss is that of the last step only.
         first_order_iterations: iterations with first-order gradients.
         transductive: see `Learner`.
+
+    Raises:
+        UserError: no parameter is trainable but those of batch norms.
     """
 
     batches_tasks = True

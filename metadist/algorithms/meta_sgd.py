@@ -37,6 +37,9 @@ class MetaSGD(MAML):
         first_order: treat the inner gradients as constants.
         transductive: see `Learner`.
         adapt: see `MAML`.
+
+    Raises:
+        UserError: `inner_lr_max` is below `inner_lr`, or `adapt` does not fit the model.
     """
 
     batches_tasks = True

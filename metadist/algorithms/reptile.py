@@ -95,13 +95,13 @@ class Reptile(InnerLoopLearner):
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def initial(self) -> Parameters:
-        """See `InnerLoopLearner`; also parameters that were frozen when the learner was made.
+        """See `InnerLoopLearner`; the parameters that are trainable now.
 
-        With Adam these cannot be trained, but parameters that were frozen later are adapted: Adam
-        has the moments of the parameters that were trainable at first.
+        With Adam, those that were trainable when the learner was made, for which it has moments,
+        also if they were frozen later.
 
         Raises:
-            UserError: with Adam, a parameter that was frozen at first is trainable.
+            UserError: in training with Adam, a parameter that was frozen at first is trainable.
         """
         parameters: Parameters = dict(self.model.named_parameters())
         if self.inner_optimizer != "adam":

@@ -59,7 +59,11 @@ class Supervised(Learner):
         self.inner_lr = inner_lr
 
     def forward(self, episode: Episode) -> TaskResult:
-        """Classify `episode.query`, after adapting to `episode.support` unless it is empty."""
+        """Classify `episode.query`, after adapting to `episode.support` unless it is empty.
+
+        Raises:
+            UserError: in training, the support set is not empty.
+        """
         if len(episode.support.targets):
             if self.training:
                 raise UserError(
