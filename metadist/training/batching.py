@@ -31,6 +31,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _MIN_CHUNK = 3
 """On a CPU, smaller chunks are slower than one task at a time."""
 MAX_CHUNK = 64
+"""The largest chunk if the chunk size is "auto"."""
 
 
 def max_chunk_size(
@@ -211,8 +212,8 @@ def forward_batched(
 
     Args:
         learner: a learner with `supports_batched_tasks`.
-        parameters: values of all of the learner's parameters, by name; the losses can be
-            differentiated with respect to those that require grad.
+        parameters: values of all of the learner's parameters, by name. Their copies require grad
+            if they do.
         episodes: the tasks, every tensor with a first dimension of tasks.
         precision: the precision of the tasks' computation.
 

@@ -32,7 +32,7 @@ def capture(
 
     Returns:
         A function of arguments of the same shapes and types that replays the graph. Its results
-        have the bits of those of `function`. A replay of this or another captured function
+        equal those of `function`, bit for bit. A replay of this or another captured function
         overwrites them.
 
     Raises:

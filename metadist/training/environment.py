@@ -26,7 +26,7 @@ _DIFF = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodul
 
 
 def environment_of(experiment: Experiment) -> dict[str, Any]:
-    """The environment of this process and the number of workers. Rank zero calls it."""
+    """The environment of this process and the number of workers. Any rank may call it."""
     device = resolve_device(experiment.train_mapper.device)
     mapper, gpu = experiment.train_mapper, {}
     if device.type == "cuda":

@@ -38,7 +38,7 @@ def write_test_tasks(experiment: Experiment) -> Path | None:
         experiment: the experiment of a tested run; its learner has the state that was tested.
 
     Returns:
-        The file, or None for tasks that cannot be shown; see `plot_run`.
+        The file, or None for tasks that cannot be shown; see `can_plot`.
 
     Raises:
         UserError: the file cannot be written.

@@ -146,8 +146,8 @@ class Experiment:
         name: the experiment's name, the name of its configuration file.
         title: one line that describes the run.
         directory: the run's directory.
-        configuration: the resolved configuration, as plain containers, with the defaults of the
-            user's own classes.
+        configuration: the resolved configuration, as plain containers without secrets, with the
+            defaults of the user's own classes.
         seed: the seed of the training tasks and of the initial parameters.
         trainer_config: the trainer's configuration.
         tasks: this rank's task distribution.
@@ -193,7 +193,11 @@ class Experiment:
 
     @property
     def evaluated_learner(self) -> Learner:
-        """The learner to validate, test and save: a callback's if it has one, else `learner`."""
+        """The learner to validate, test and save: a callback's if it has one, else `learner`.
+
+        Raises:
+            UserError: a callback returned something other than a learner.
+        """
         for callback in self.callbacks.values():
             learner: Any = callback.evaluated_learner()
             if learner is not None and not isinstance(learner, Learner):
@@ -230,7 +234,11 @@ def evaluation_keys(experiment: Experiment, split: str, tasks: range) -> Tensor:
 
 
 def make_batch(experiment: Experiment, keys: Tensor) -> MetaBatch:
-    """The batch that is sent to workers for keys of shape (tasks, 4): the keys, or the tasks."""
+    """The batch that is sent to workers for keys of shape (tasks, 4): the keys, or the tasks.
+
+    Raises:
+        UserError: the tasks are to be sent, and their shapes differ.
+    """
     if not experiment.trainer_config.send_tasks:
         return MetaBatch(keys)
     episodes = [experiment.tasks.sample(key) for key in keys]

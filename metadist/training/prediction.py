@@ -22,7 +22,7 @@ def predict_unlabeled(
     inputs: Tensor,
     batch_statistics: Literal["support", "transductive"] = "support",
 ) -> Tensor:
-    """Adapt to a support set and predict unlabeled inputs, in evaluation mode. Any process.
+    """Adapt to a support set and predict unlabeled inputs, in evaluation mode.
 
     Batch norm without running statistics normalizes with the statistics of a batch. In few-shot
     evaluation that batch holds the queries of a task (transductive): a prediction depends on the

@@ -192,7 +192,7 @@ def replace_later_checkpoints(experiment: Experiment) -> None:
 
     Those of later iterations, and best ones whose validation does not count, such as one of other
     tasks, are renamed. The best checkpoint is copied from the folder of the restored checkpoint if
-    the run may test it. Every rank calls it when the run goes on, before its loggers start; rank
+    the run may test it. The drivers call it when the run goes on, before its loggers start; rank
     zero changes the files, and later calls do nothing.
 
     Raises:

@@ -130,7 +130,7 @@ def load_learner_state(learner: Learner, contents: Mapping[str, Any]) -> None:
 
 
 def load_best(experiment: Experiment) -> None:
-    """Load the learner of the best checkpoint by validation.
+    """Load the learner of the best checkpoint by validation. Rank zero calls it.
 
     Raises:
         UserError: there is none, because there was no validation with a finite result, or it is

@@ -90,8 +90,9 @@ class StopSignals:
         """Record signals in the block instead of ending the process.
 
         A repetition after `REPEATED_SECONDS` ends the process at once. Rank zero prints a line for
-        both. A signal to a single rank is passed to rank zero through the job. Outside of the main
-        thread the handlers are not changed.
+        both, except for a first SIGTERM under torchrun, which may follow another rank's failure. A
+        signal to a single rank is passed to rank zero through the job. Outside of the main thread
+        the handlers are not changed.
         """
         with preserved_handlers():
             if threading.current_thread() is threading.main_thread():

@@ -306,7 +306,7 @@ class TrainMapper(TaskMapper):
         """Compile the step for tasks of the batch's shape.
 
         Returns:
-            The reason why it cannot be compiled; "" if it can, or is run eagerly.
+            The reason why it cannot be compiled; "" if it can, or if the tasks are not batched.
         """
         device = resolve_device(self.device)
         learner, parameters = self._prepare(learner.train(), device)

@@ -425,6 +425,7 @@ class Trainer:
 
         Raises:
             UserError: the learner holds the best weights, which `test` has loaded.
+            Interrupted: the run was asked to stop. A checkpoint is saved.
         """
         self._require_last_weights("validate")
         experiment, state, metric = self.experiment, self.state, self.experiment.metric
@@ -485,6 +486,7 @@ class Trainer:
 
         Raises:
             UserError: the best checkpoint is missing or damaged.
+            Interrupted: the run was asked to stop; not if a callback calls it in training.
         """
         experiment, started = self.experiment, time.perf_counter()
         with self._tested_weights() as tested:

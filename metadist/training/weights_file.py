@@ -21,8 +21,8 @@ def read_weights(path: Path) -> dict[str, Any]:
         path: a file that `metadist export` wrote. Nothing in it is executed.
 
     Returns:
-        `configuration` (model, algorithm, dataset), `task`, `learner`, `buffers` and `iteration`;
-        `protocol`, `method`, `results` and `overrides` of the run.
+        `configuration` (model, algorithm, dataset), `task`, `learner`, `buffers`, `frozen` (if
+        saved) and `iteration`; `protocol`, `method`, `results` and `overrides` of the run.
 
     Raises:
         UserError: the file cannot be read, is damaged, or was not written by metadist.

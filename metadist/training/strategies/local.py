@@ -62,7 +62,11 @@ class _PartialSums(NamedTuple):
 
 
 class InProcessStrategy(Strategy):
-    """Runs this rank's shards in this process."""
+    """Runs this rank's shards in this process.
+
+    Raises:
+        UserError: the reducer is not a `LinearReducer`.
+    """
 
     reducer: LinearReducer
 
