@@ -23,7 +23,7 @@ from metadist.errors import UserError
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = 300.0
-"""Seconds that a collective waits for the slowest rank."""
+"""The default number of seconds that a collective waits for the slowest rank."""
 
 _hierarchy: Hierarchy | None = None
 _shared_memory: SharedMemorySum | None = None

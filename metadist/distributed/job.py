@@ -143,7 +143,7 @@ class Job:
         return [f"rank {rank} on {self.hosts[rank]}" for rank in ranks]
 
     def mark_started(self, run: str) -> None:
-        """Record, for processes after a restart, that a run has started. Rank zero."""
+        """Record, for processes after a restart, that a run has started. Rank zero calls it."""
         elastic_store().set(f"metadist/started/{run}", _process())
 
     def has_started(self, run: str) -> bool:

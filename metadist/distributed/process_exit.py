@@ -27,7 +27,7 @@ _FLUSH_FAILED = 120
 def close_within_seconds(
     function: Callable[[], object], seconds: float | None = None
 ) -> Future[object]:
-    """Call a function, and wait at most some seconds for it. Any rank.
+    """Call a function, and wait at most some seconds for it. Any rank may call it.
 
     Args:
         function: the function that leaves RPC or a process group, or closes a logger.

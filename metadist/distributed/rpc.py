@@ -2,7 +2,7 @@
 
 TensorPipe transfers pickles without authentication, so anyone who can reach its port can run code.
 On one node all sockets are therefore bound to the loopback interface; on several nodes, to the
-interface that `TP_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name.
+interface that `TP_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` names, if one of them is set.
 """
 
 import contextlib
@@ -393,7 +393,9 @@ def init_rpc(
     Raises:
         RendezvousTimeoutError: some ranks did not arrive.
         RuntimeError: RPC is already initialized in this process.
-        UserError: the device maps name a worker or a device that does not exist.
+        UserError: a worker's name is invalid or not unique, the device maps or devices do not fit,
+            the system does not allow enough threads, this process had another rank when it used
+            RPC before, or TORCH_DISTRIBUTED_DEBUG is DETAIL.
     """
     if rpc_is_initialized() or rpc._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process: shut it down first.")
@@ -420,6 +422,9 @@ def auto_init_rpc(
             function.
         worker_name_format: (world_rank, world_size, local_rank, local_world_size) -> name.
         rpc_backend_options: TensorPipe's options, such as `device_maps`; see `RpcTransport`.
+
+    Raises:
+        TypeError: it is written without brackets, or `worker_init_fn` is not a function.
     """
     if worker_init_fn is not None and not callable(worker_init_fn):
         raise TypeError("auto_init_rpc takes a worker_init_fn: write @auto_init_rpc() without one.")

@@ -1,10 +1,10 @@
 """The job's key-value store: its location, its host, and who can reach it.
 
 A process that can write to the store determines the addresses to which RPC connects, and RPC runs
-code. The store of torchrun's agent listens on all interfaces without authentication, so it is used
-only between nodes. On one node, the workers of torchrun share a file in the agent's log directory,
-which only this user can read; without torchrun, they share rank zero's store on the loopback
-interface.
+code. The store of torchrun's agent listens on all interfaces without authentication, so addresses
+are exchanged over it only between nodes. On one node, the workers of torchrun share a file in the
+agent's log directory, which only this user can read; without torchrun, they share rank zero's store
+on the loopback interface.
 """
 
 import atexit
