@@ -62,9 +62,8 @@ class Counts(NamedTuple):
 class DecodedImages(ImageClasses, ABC):
     """Base class of datasets in a directory of image files, archives or pickles.
 
-    One process decodes the images once, into a file that every process maps. `root` need not be
-    writable: the images are then cached in `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or
-    `~/.cache/metadist`.
+    One process decodes the images once, into a file that every process maps. The file is in
+    `root` if that is writable; see `metadist.tasks.array_cache.cache_directory`.
 
     Attributes:
         dataset_name: the dataset's name in `protocol`.

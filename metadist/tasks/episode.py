@@ -60,7 +60,7 @@ def task_keys(seed: int, split: str, iteration: int, indices: range) -> Tensor:
     A task's random numbers depend on its key alone: equal keys give the same task on every worker.
 
     Args:
-        seed: the run's seed, a non-negative integer.
+        seed: the run's seed, or `trainer.eval_seed` for evaluation tasks; not negative.
         split: one of `SPLITS`.
         iteration: the training iteration; 0 for evaluation tasks.
         indices: the tasks' indices within the iteration.
@@ -131,10 +131,10 @@ class TaskDistribution(TaskShape, Protocol):
     - `sample_batch(keys, device)`, if many tasks are sampled faster at once: for keys of shape
       (tasks, 4) the episodes of `sample`, bit for bit, stacked along a leading task dimension; or
       None if it cannot sample these tasks at once.
-    - `describe(key)`: the `EpisodeDescription` of a task of classification, or None; its classes
-      and query images are named in predictions and plots.
+    - `describe(key)`: the `EpisodeDescription` of a task of classification, or None, for
+      `test_predictions.jsonl` and `report.html`.
     - `split_descriptions`: a dict of what the tasks of a split are, such as
-      `{"validation": "held-out examples"}`, for the console.
+      `{"validation": "held-out examples"}`, for the console and the plots.
     - `sampled_splits`: the splits that tasks are sampled from, if these are not all of `SPLITS`.
     - `micro_batch_size`: the number of examples of a training task, if they are counted as samples
       per second.

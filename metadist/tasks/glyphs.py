@@ -1,8 +1,9 @@
 """Synthetic handwriting-like characters: nothing to download.
 
 A character is two to four strokes, in the spirit of the strokes that people drew for Omniglot
-(Lake et al. 2015, doi 10.1126/science.aab3050): straight lines, arcs and wiggles, more than half
-of which start on the previous stroke. Half a character's larger side is 1; y points downwards.
+(Lake et al. 2015, doi 10.1126/science.aab3050): straight lines, arcs and wiggles. Of the strokes
+after the first, 60% start, or have their middle, on the previous one. Half a character's larger
+side is 1; y points downwards.
 
 Shape suffixes: C classes, E examples, S strokes, K control points per stroke, P positions per
 stroke, N random numbers, 2 for x and y.

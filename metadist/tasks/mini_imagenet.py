@@ -52,6 +52,8 @@ class MiniImageNet(DecodedImages):
     The split in `protocol` is "unknown" unless the classes' names are the WordNet identifiers of
     Ravi and Larochelle's split.
 
+    See `DecodedImages` for the arguments.
+
     Attributes:
         input_shape: (3, 84, 84).
         regression: False.

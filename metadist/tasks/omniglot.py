@@ -41,7 +41,7 @@ class Omniglot(DecodedImages):
     90°, in validation and test too. Resized images have levels of grey (see `decode_image`). The
     split depends on `seed` and the characters' names alone.
 
-    One process decodes the images once, in some seconds, into a file that every process maps.
+    See `DecodedImages` for the file of decoded images.
 
     Attributes:
         input_shape: (1, size, size).
@@ -83,9 +83,7 @@ class Omniglot(DecodedImages):
 
         Args:
             root: the directory with the folders `images_background` and `images_evaluation`, or the
-                zip files of these names, possibly in `omniglot-py`. It need not be writable: the
-                decoded images then go to `$METADIST_CACHE`, `$XDG_CACHE_HOME/metadist` or
-                `~/.cache/metadist`.
+                zip files of these names, possibly in `omniglot-py`.
             split: the division of the characters into training, validation and test; see
                 `split_characters`.
             within_alphabet: whether all classes of a task come from one alphabet, as in the tasks

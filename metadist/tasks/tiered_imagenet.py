@@ -28,6 +28,8 @@ class TieredImageNet(DecodedImages):
     published by the authors, possibly in `tiered-imagenet`; or folders `train`, `val` and `test`
     with a folder of images for each class. Images are decoded into a file of 16.5 GB.
 
+    See `DecodedImages` for the arguments.
+
     Attributes:
         input_shape: (3, 84, 84).
         regression: False.
