@@ -100,7 +100,7 @@ def assemble_experiment(
         name: see `build_experiment`.
         settings: see `build_experiment`.
         locate: the function that imports the targets; see `instantiate`.
-        splits: the splits that are sampled.
+        splits: the splits that are sampled; not validation if `trainer.eval_every` is 0.
     """
     cfg, settings = configuration, settings or validate(configuration)
     recorded: OwnDefaults = {}
@@ -174,7 +174,7 @@ def _set_process_options(threads: int, device: torch.device, precision: Precisio
     tune_malloc()
     if device.type == "cuda":
         torch.cuda.set_device(device)  # "cuda" without an index then is this rank's GPU
-        torch.backends.cudnn.deterministic = True  # a resumed run has the bits of a whole one
+        torch.backends.cudnn.deterministic = True  # for exact resumes
     set_tensor_float32(precision, device)  # also for backward passes outside of the mappers
 
 
@@ -188,6 +188,10 @@ def build_learner(
         algorithm: the node of the algorithm.
         task: a task distribution, or its saved shape.
         instantiate: the function `metadist.config.instantiate.instantiate`, or a `partial` of it.
+
+    Raises:
+        UserError: a node cannot be instantiated, gives another type, or has no parameters,
+            complex ones or lazy layers.
     """
     built = instantiate(model, "model", input_shape=task.input_shape, outputs=task.outputs)
     learner: Learner = instantiate(algorithm, "algorithm", model=built, regression=task.regression)

@@ -99,7 +99,7 @@ class Settings(BaseModel):
 
 
 def validate(configuration: DictConfig) -> Settings:
-    """Check the top level of a composed configuration. Any process.
+    """Check the top level of a composed configuration. Any process may call it.
 
     The user's own keys are allowed, see `_user_keys`.
 

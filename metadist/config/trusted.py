@@ -48,6 +48,7 @@ _FUNCTIONS = {
     f"metadist.distributed.{name}"
     for name in ("batch_partitioner", "dim_partitioner", "exclusive_batch_partitioner")
 }
+"""What may be called besides these classes."""
 
 _SAFE_INTERPOLATION = re.compile(r"\$\{\s*(?:[\w.\-\[\]]+\s*\}|fraction:|oc\.select:)")
 """The start of an interpolation that reads nothing but the configuration itself."""

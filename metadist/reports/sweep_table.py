@@ -55,8 +55,8 @@ class Setting:
         repeated: the finished runs with the same seed as a later run.
         test: the test metric, accuracy (0 to 1) or MSE; None if no run has finished. The interval
             is over seeds, or over test tasks if there is a single run.
-        validation: the newest validation metric, over seeds; None without validation.
-        train_loss: the loss of the last iteration, over seeds.
+        validation: the validation metric of the tested states, over seeds; None if a run has none.
+        train_loss: the loss of the last iteration, over seeds; None if a run has none.
     """
 
     values: tuple[str, ...]
@@ -84,7 +84,7 @@ class SweepTable:
         keys: the swept keys, without the seed.
         metric: "accuracy" or "mse".
         settings: the settings, in the order of their first runs.
-        best: the index of the best setting in `settings`; None if no run has finished.
+        best: the index of the best setting in `settings`; None if no setting's metric is a number.
         selected_by: the split whose metric selects `best`: "validation", or "test" without
             validation.
     """
