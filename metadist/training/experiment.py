@@ -48,8 +48,10 @@ class TrainerConfig:
         clip_value: largest absolute value of an element of the gradient; larger ones are clipped.
         clip_norm: largest Euclidean norm of the gradient of all parameters together; a gradient
             with a larger norm is scaled down, after `clip_value`.
-        send_tasks: whether rank zero samples the tasks and sends their tensors; every rank still
-            builds the dataset. By default keys are sent and every worker samples its own tasks.
+        send_tasks: whether rank zero samples the tasks and sends their tensors, with
+            `strategy=rpc`; with `strategy=allreduce` every rank then samples all of them. Every
+            rank still builds the dataset. By default keys are sent and every worker samples its own
+            tasks.
         task_chunk_size: number of tasks that a worker computes in one batch, if algorithm and model
             support it; this is faster for small tasks. "auto" depends on the tasks' size; on a GPU,
             a training step takes at most 40% of the memory. Training with the engine "ddp", with
