@@ -231,7 +231,7 @@ class ImageClasses:
     def episode(
         self, generator: np.random.Generator, split: str, ways: int, shots: int, queries: int
     ) -> Episode:
-        """Sample a task: random classes, labelled 0 to ways - 1 in order, and random examples.
+        """Sample a task: random classes, labeled 0 to ways - 1 in order, and random examples.
 
         Args:
             generator: the only source of randomness; it is advanced.

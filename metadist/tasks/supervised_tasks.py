@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class SupervisedTasks:
     """Classification of the training classes; validation on held-out examples; few-shot test.
 
-    A training "task" is a micro-batch of labelled examples; partitioners split the micro-batches of
+    A training "task" is a micro-batch of labeled examples; partitioners split the micro-batches of
     a batch among the workers. Batch norm uses the statistics of each micro-batch, so that the
     numbers do not depend on the number of workers.
 
