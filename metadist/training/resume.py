@@ -192,7 +192,7 @@ def replace_later_checkpoints(experiment: Experiment) -> None:
 
     Those of later iterations, and best ones whose validation does not count, such as one of other
     tasks, are renamed. The best checkpoint is copied from the folder of the restored checkpoint if
-    the run may test it. The drivers call it when the run goes on, before its loggers start; rank
+    the run may test it. `Trainer` calls it on every rank, when the run is no longer refused; rank
     zero changes the files, and later calls do nothing.
 
     Raises:

@@ -111,6 +111,7 @@ class Trainer:
     """
 
     def __init__(self, experiment: Experiment) -> None:
+        replace_later_checkpoints(experiment)
         self.experiment = experiment
         self.config = experiment.trainer_config
         self.state = experiment.state
@@ -142,7 +143,6 @@ class Trainer:
             prepare_profiler()
         with self._joined():
             if experiment.strategy.is_driver:
-                replace_later_checkpoints(experiment)
                 with self._logging():
                     self.train()
                     results = self.test(experiment.directory / TEST_PREDICTIONS_FILE)
@@ -242,7 +242,6 @@ class Trainer:
         """
         self._require_last_weights("train")
         experiment, state = self.experiment, self.state
-        replace_later_checkpoints(experiment)
         self._is_training = True
         if self._is_main:
             with wrap_write_errors(experiment.directory):

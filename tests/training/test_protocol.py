@@ -191,6 +191,8 @@ def test_the_best_so_far_comes_along_to_another_directory(tmp_path):
     found = train(str(tmp_path / "b"), *options, f"resume={newest}", "trainer.iterations=6")
     assert found["tested_iteration"] == 2 and found["iterations"] == 6
     assert (tmp_path / "b" / "checkpoints" / best.name).exists()
+    only_tested = Trainer(build(tmp_path / "e", *options, f"resume={newest}")).test()
+    assert only_tested["tested_iteration"] == 2
     best.unlink()
     with pytest.raises(UserError, match=rf"{best} is missing.*test_checkpoint=last"):
         build(tmp_path / "c", *options, f"resume={newest}")
