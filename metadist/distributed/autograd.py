@@ -31,7 +31,7 @@ class _Record:
         anchors: the anchors of the responses; see `WorkerResponse`.
         pending: the anchors of the requests whose gradients torch waits for and whose responses
             have not arrived.
-        freed: whether a backward pass has freed the graph.
+        freed: whether a backward pass has freed the graph of the calls.
     """
 
     anchors: list[Tensor] = field(default_factory=list)
@@ -299,7 +299,7 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
     """Run one backward pass and return the gradients of this worker's leaves that it reached."""
     record = _thread.record or _Record()
     record.require_all_ended()
-    if record.freed and record.anchors:
+    if record.freed:
         # Workers would wait for gradients that do not arrive after an error, until the shutdown.
         raise RuntimeError(
             "an earlier backward pass of this context has freed its graph, through which every "
@@ -320,7 +320,7 @@ def _backward(context_id: int, roots: list[Tensor], retain_graph: bool) -> dict[
                 sums[leaf].copy_(value)
             require_alive(current_transport().names)
             raise
-        record.freed = not retain_graph
+        record.freed = bool(record.anchors) and not retain_graph
         gradients = {}
         for leaf, value in get_gradients(context_id).items():
             # A zero that this pass wrote is a gradient; a zero that it did not change is not.

@@ -331,6 +331,7 @@ def differentiate_twice() -> float:
     if todist.get_rank() == 0:
         x = torch.ones(3, requires_grad=True)
         with todist.autograd.context() as context:
+            todist.autograd.grad(context, (2 * x).sum(), x)  # through no call
             # Worker 1 would get the gradient of one result, and wait for that of the other.
             first = todist.remote_sync_call(torch.sum, args=(x,), partitioner=1)
             second = todist.remote_sync_call(torch.neg, args=(x,), partitioner=1)
