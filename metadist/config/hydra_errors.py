@@ -36,7 +36,11 @@ _GIVEN = {
     "optimizer": ("params", "named_parameters"),
     "scheduler": ("optimizer",),
     "strategy": (
-        *("partitioner", "reducer", "device", "timeout_seconds", "rendezvous_timeout_seconds"),
+        "partitioner",
+        "reducer",
+        "device",
+        "timeout_seconds",
+        "rendezvous_timeout_seconds",
     ),
     "task": ("dataset", "sampled_splits"),
 }

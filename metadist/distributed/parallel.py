@@ -27,7 +27,8 @@ class _Parallelized:
         # Without brackets, these are the arguments of the function's call, such as a module.
         if others or not hasattr(function, "__qualname__"):
             raise TypeError(
-                "parallelize takes options first: write @parallelize() above a function."
+                "parallelize takes options first, and then a function that workers can import by "
+                "its name: write @parallelize() above a function."
             )
         functools.update_wrapper(self, function)
         self._call = call

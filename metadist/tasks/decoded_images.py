@@ -62,8 +62,8 @@ class Counts(NamedTuple):
 class DecodedImages(ImageClasses, ABC):
     """Base class of datasets in a directory of image files, archives or pickles.
 
-    One process decodes the images once, into a file that every process maps. The file is in
-    `root` if that is writable; see `metadist.tasks.array_cache.cache_directory`.
+    One process decodes the images once, into a file that every process maps, in the directory of
+    `metadist.tasks.array_cache.cache_directory`; `root` need not be writable.
 
     Attributes:
         dataset_name: the dataset's name in `protocol`.

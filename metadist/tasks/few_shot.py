@@ -127,8 +127,8 @@ class FewShotTasks:
         split = key_split(keys[0])
         counts = self._counts(split)
         # Set by the class itself: a subclass of a dataset may change in training.
-        looks_ahead = "looks_ahead" in vars(type(self.dataset))
-        if split == "train" and looks_ahead and getattr(self.dataset, "looks_ahead", False):
+        own = "looks_ahead" in vars(type(self.dataset))
+        if split == "train" and own and getattr(self.dataset, "looks_ahead", False):
             return self._look_ahead(TaskSource(episodes, device, split, counts), keys)
         return episodes(device, KeyGenerators(keys), split, *counts)
 

@@ -32,7 +32,11 @@ class TaskSource(NamedTuple):
     counts: Counts
 
     def sample(self, keys: Tensor) -> Any:
-        """The stacked tasks of keys of the split, int64 of shape (tasks, 4)."""
+        """The stacked tasks of keys of the split, int64 of shape (tasks, 4).
+
+        Raises:
+            UserError: the dataset gives None.
+        """
         episodes = self.episodes(self.device, KeyGenerators(keys), self.split, *self.counts)
         if episodes is None:
             raise UserError(

@@ -160,7 +160,7 @@ class EarlyStopping(Callback):
         mode: whether the metric is to be minimized ("min") or maximized ("max"). Default: "max" for
             accuracy, "min" for loss and MSE.
         patience: number of validations in a row without improvement after which training stops.
-        min_delta: smallest change that counts as an improvement.
+        min_delta: an improvement is larger than this.
     """
 
     def __init__(

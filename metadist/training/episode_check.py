@@ -72,12 +72,12 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                 )
             if (part, field) == ("query", "targets") and not len(value):
                 raise UserError(f"{name} gives a {split} task without queries: give at least one.")
-    describe = getattr(tasks, "describe", None)
+    describe = getattr(tasks, "describe", None) if split == "test" else None
     description = None if describe is None else describe(key)
     if not isinstance(description, EpisodeDescription | None):
         raise UserError(
-            f"{name}.describe returns a {type(description).__name__}: return a "
-            "metadist.tasks.EpisodeDescription, or None."
+            f"describe, of {name} or of {type(tasks).__name__}, returns a "
+            f"{type(description).__name__}: return a metadist.tasks.EpisodeDescription, or None."
         )
     _check_sample_batch(tasks, split, name, own)
     if isinstance(learner, Prototypical | Supervised):

@@ -83,13 +83,15 @@ def _explain(
         )
     base = next((c for c in type(learner).__mro__ if c.__module__.startswith(ALGORITHMS)), Learner)
     own = [
-        n for n, member in vars(type(learner)).items() if isfunction(member) and hasattr(base, n)
+        name
+        for name, member in vars(type(learner)).items()
+        if isfunction(member) and name[0] != "_" and hasattr(base, name)
     ]
-    own = [name for name in own if name[0] != "_"]
-    if "NoneType" in str(error) and raised_in.startswith("metadist.") and own:
+    is_none = "NoneType" in str(error) and raised_in.startswith("metadist.")
+    if is_none and own and base is not type(learner):
         return UserError(
-            f"a method of {type(learner).__name__} returned None, in {computed} "
-            f"({first_line(error)}): end each of them ({', '.join(own)}) with return."
+            f"a value of {type(learner).__name__} is None, in {computed} ({first_line(error)}): "
+            f"check that its methods end with return ({', '.join(own)}), and its attributes."
         )
     if not isinstance(error, ValueError | RuntimeError | IndexError):
         return None

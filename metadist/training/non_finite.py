@@ -28,7 +28,7 @@ class NonFiniteReport(NamedTuple):
         message: the finding, as the beginning of a sentence.
         key: the first non-finite task's key as text; "" if no single task is non-finite.
         parameters: whether parameters were not finite before the step.
-        diverged: whether none of several tasks is finite, so that other tasks are not either.
+        diverged: whether none of several tasks is finite; others then probably are not either.
     """
 
     message: str

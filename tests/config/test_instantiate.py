@@ -67,7 +67,7 @@ def test_a_value_in_place_of_a_list(target, key):
         instantiate({"_target_": target, key: 40}, "one", input_shape=(1,), outputs=1)
 
 
-def test_other_values_than_numbers_are_named():
+def test_the_texts_that_an_option_takes_too_are_named():
     message = r"compile=maybe does not fit: .* valid boolean.*, or 'auto'\."
     with pytest.raises(UserError, match=message):
         instantiate({"_target_": "metadist.training.TrainerConfig", "compile": "maybe"}, "trainer")

@@ -260,7 +260,9 @@ def test_a_description_of_another_type_is_one_sentence():
             return ["a sine wave"]
 
     learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
-    with pytest.raises(UserError, match=r"^Described\.describe returns a list: return a"):
+    with pytest.raises(
+        UserError, match=r"^describe, of Described or of FewShotTasks, returns a list: r"
+    ):
         run_sanity_check(FewShotTasks(Described(), ways=1, shots=3, queries=2), learner)
 
 
@@ -524,7 +526,7 @@ class StartsFromNothing(MAML):
     ("learner", "method"), [(PredictsNothing, "predict"), (StartsFromNothing, "initial")]
 )
 def test_a_method_without_a_return_is_named(tasks, model, learner, method):
-    message = rf"of {learner.__name__} returned None, in a train .*\({method}\) with return"
+    message = rf"of {learner.__name__} is None, in a train .* end with return \({method}\)"
     with pytest.raises(UserError, match=message):
         run_sanity_check(tasks, learner(model))
 
