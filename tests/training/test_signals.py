@@ -118,8 +118,10 @@ def test_the_first_signal_counts_and_repetitions_within_a_second_are_one():
 def status_after_signals(seconds: float, *numbers: int) -> int:
     """The exit status of a process to which `signalled` sends signals."""
     if (child := os.fork()) == 0:
-        signalled(seconds, *numbers)
-        os._exit(0)
+        try:
+            signalled(seconds, *numbers)
+        finally:
+            os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
