@@ -65,7 +65,7 @@ struct Map {
 // The points of one dimension.
 struct Points {
     std::vector<Type> types;
-    std::vector<int64_t> places;  // of a point among those of its type
+    std::vector<int64_t> indices;  // of a point among those of its type
     std::vector<int64_t> ends;    // of groups; each output is computed from the points of one
     int64_t counts[TYPES] = {};
     Map inputs, outputs;
@@ -111,6 +111,6 @@ struct Points {
         inputs.add_point(ins);
         outputs.add_point(outs);
         types.push_back(type);
-        places.push_back(counts[type]++);
+        indices.push_back(counts[type]++);
     }
 };

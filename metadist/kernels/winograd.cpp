@@ -84,7 +84,7 @@ class Matrices {
         const int t = grid.rows.types[point];
         const int64_t before = image * grid.rows.counts[t] - block->before[t];
         return matrix(t, u) +
-               (before + grid.rows.places[point]) * grid.columns.counts[u] * channels;
+               (before + grid.rows.indices[point]) * grid.columns.counts[u] * channels;
     }
 
    private:
@@ -150,20 +150,20 @@ class RowSums {
    public:
     explicit RowSums(int64_t channels) : channels(channels) {}
 
-    // Adds a sum that is stored at a place in one of several arrays.
-    void add(int array, int64_t place, const Terms& terms) {
-        Item item{array, place * channels, {}, {}};
+    // Adds a sum that is stored at an index of one of several arrays.
+    void add(int array, int64_t index, const Terms& terms) {
+        Item item{array, index * channels, {}, {}};
         for (size_t i = 0; i < terms.size(); ++i)
             item.from[i] = terms[i].index * channels, item.factors[i] = R(terms[i].sign);
         items[terms.size()].push_back(item);
     }
 
     // Adds the points of a quad; see `Map`.
-    void add_quad(const Type* types, const int64_t* places, std::array<int64_t, 4> pixels) {
+    void add_quad(const Type* types, const int64_t* indices, std::array<int64_t, 4> pixels) {
         Quad quad;
         for (int i = 0; i < 4; ++i) {
             quad.arrays[i] = types[i];
-            quad.to[i] = places[i] * channels;
+            quad.to[i] = indices[i] * channels;
             quad.from[i] = pixels[i] * channels;
         }
         quads.push_back(quad);
@@ -227,16 +227,16 @@ class Side {
         const Points& points = grid.columns;
         for (int64_t point = 0; point < points.count(); ++point)
             if (columns.is_quad(point)) {
-                to_points.add_quad(&points.types[point], &points.places[point],
+                to_points.add_quad(&points.types[point], &points.indices[point],
                                    columns.quad(point));
                 point += 3;
             } else {
-                to_points.add(points.types[point], points.places[point], columns.of_point[point]);
+                to_points.add(points.types[point], points.indices[point], columns.of_point[point]);
             }
         for (int64_t pixel = 0; pixel < width; ++pixel) {
             Terms terms = columns.of_pixel[pixel];
             for (Term& term : terms)
-                term.index = grid.starts[points.types[term.index]] + points.places[term.index];
+                term.index = grid.starts[points.types[term.index]] + points.indices[term.index];
             from_points.add(0, pixel, terms);
         }
     }

@@ -158,7 +158,7 @@ def _compared_values(experiment: Experiment, directory: Path) -> dict[str, str]:
     """The values of the configuration, the data and the versions that must be equal on all ranks.
 
     Paths are left out, since nodes may have the data in different directories and mount a shared
-    file system at different places. Of the run's directory, the name is compared.
+    file system at different paths. Of the run's directory, the name is compared.
     """
     values = {
         key: str(value)

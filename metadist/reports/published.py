@@ -99,7 +99,7 @@ def compare_values(
 
     Returns:
         "good" if the value is at least the lower end of the published interval; else "muted" if
-        `fraction` is less than `MIN_FRACTION`, or "bad". And the comparison in words, "" if muted.
+        `fraction` is less than `MIN_FRACTION`, or "bad". And the comparison as text, "" if muted.
     """
     gap = score(published - measured, cell.metric)
     if not math.isfinite(gap):
