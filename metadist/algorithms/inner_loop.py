@@ -11,11 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from metadist.algorithms.batch_norm import batch_norms_as_in_training
 from metadist.algorithms.functional import call_with, parameters_by_name
-from metadist.algorithms.learner import (
-    Learner,
-    TaskResult,
-    tied_parameters,
-)
+from metadist.algorithms.learner import Learner, TaskResult, tied_parameters
 from metadist.errors import UserError
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
@@ -219,20 +215,20 @@ def adapted_names(model: nn.Module, adapt: AdaptedParameters) -> list[str]:
         )
     trainable = {name: each for name, each in model.named_parameters() if each.requires_grad}
     names = list(trainable)
-    head = cast(nn.Module, getattr(model, "head", None))
-    if adapt in ("head", "body") and not isinstance(head, nn.Module):
-        raise UserError(
-            f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
-            f"{type(model).__name__} lacks: choose model=conv4, resnet12 or mlp, or "
-            "algorithm.adapt=all."
-        )
-    if adapt in ("head", "body") and tied_parameters(model, head):
-        raise UserError(
-            f"algorithm.adapt={adapt} needs a head with parameters of its own, and the head of "
-            f"{type(model).__name__} shares some with other layers: give it its own, or choose "
-            "algorithm.adapt=all."
-        )
     if adapt in ("head", "body"):
+        head = getattr(model, "head", None)
+        if not isinstance(head, nn.Module):
+            raise UserError(
+                f"algorithm.adapt={adapt} needs a model whose last layer is `head`, which "
+                f"{type(model).__name__} lacks: choose model=conv4, resnet12 or mlp, or "
+                "algorithm.adapt=all."
+            )
+        if tied_parameters(model, head):
+            raise UserError(
+                f"algorithm.adapt={adapt} needs a head with parameters of its own, and the head of "
+                f"{type(model).__name__} shares some with other layers: give it its own, or choose "
+                "algorithm.adapt=all."
+            )
         # Not by name: a model may have its last layer under another name, too.
         in_head = {id(parameter) for parameter in head.parameters()}
         names = [name for name in names if (id(trainable[name]) in in_head) == (adapt == "head")]
