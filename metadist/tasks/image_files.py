@@ -189,28 +189,19 @@ def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
     present = _names(images)
     labels_of: dict[str, tuple[str, str]] = {}
     missing: dict[Path, list[str]] = {}
-    classes = []
     for split, file in lists.items():
         lines = list(_lines(file))
         labels = {label for _, label in lines}
         folders = {label: _names(images / label) for label in labels & present}
-        class_files: dict[str, set[str]] = {}
         for name, label in lines:
-            if name in present:
-                class_files.setdefault(label, set()).add(name)
-            elif name in folders.get(label, ()):
-                class_files.setdefault(label, set()).add(f"{label}/{name}")
-            else:
+            path = name if name in present else f"{label}/{name}"
+            if name not in present and name not in folders.get(label, ()):
                 missing.setdefault(file, []).append(name)
-        for label in sorted(class_files):
-            for name in class_files[label]:
-                if (first := labels_of.setdefault(name, (split, label))) != (split, label):
-                    raise UserError(
-                        f"{file} names {name} as {label} of {split}, and it is named as "
-                        f"{first[1]} of {first[0]} too: name each image once."
-                    )
-            files = [images / name for name in sorted(class_files[label])]
-            classes.append(ImageClass(split, label, files))
+            elif (first := labels_of.setdefault(path, (split, label))) != (split, label):
+                raise UserError(
+                    f"{file} names {path} as {label} of {split}, and it is named as {first[1]} of "
+                    f"{first[0]} too: name each image once."
+                )
     if missing:
         details = [
             f"{len(names)} that {file} names ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
@@ -220,7 +211,12 @@ def read_lists(images: Path, lists: Mapping[str, Path]) -> Iterator[ImageClass]:
             f"{images} lacks images: {' and '.join(details)}; put them there, or use the lists "
             "that belong to the images."
         )
-    yield from classes
+    files: dict[tuple[str, str], list[Path]] = {}
+    for path, split_and_label in sorted(labels_of.items()):
+        files.setdefault(split_and_label, []).append(images / path)
+    for split in lists:
+        for label in sorted(label for each, label in files if each == split):
+            yield ImageClass(split, label, files[split, label])
 
 
 def _names(folder: Path) -> set[str]:
