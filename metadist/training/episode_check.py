@@ -47,8 +47,7 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
             "return metadist.tasks.Episode(Examples(inputs, targets), Examples(inputs, targets))."
         )
     for part, examples, again in zip(Episode._fields, episode, repeated, strict=True):
-        for field in Examples._fields:
-            value = getattr(examples, field)
+        for field, value, value_again in zip(Examples._fields, examples, again, strict=True):
             subject = f"{name} gives {part}.{field}"
             _check_values(value, subject, list(learner.parameters()))
             if field == "targets" and learner.regression and not value.is_floating_point():
@@ -64,14 +63,14 @@ def check_episodes(tasks: TaskDistribution, learner: Learner, split: str) -> Non
                     raise UserError(
                         f"{subject} for {len(value)} of {count} inputs: give one for each."
                     )
-            if not torch.equal(value, getattr(again, field)):
+            if not torch.equal(value, value_again):
                 source = "key_generator(key)" if own else "the generator that it is given"
                 raise UserError(
                     f"{name} gives two different tasks for one key: draw every random number from "
                     f"{source}."
                 )
-            if (part, field) == ("query", "targets") and not len(value):
-                raise UserError(f"{name} gives a {split} task without queries: give at least one.")
+    if not len(episode.query.targets):
+        raise UserError(f"{name} gives a {split} task without queries: give at least one.")
     describe = getattr(tasks, "describe", None) if split == "test" else None
     description = None if describe is None else describe(key)
     if not isinstance(description, EpisodeDescription | None):
@@ -104,16 +103,12 @@ def _check_values(value: Any, subject: str, parameters: Sequence[Tensor]) -> Non
 def _check_classes(targets: Tensor, subject: str, outputs: int | None) -> None:
     """Check that targets are class indices, below the number of outputs unless it is None."""
     if targets.dim() == 2:
-        if targets.shape[1] == 1:
-            conversion = ".squeeze(1)"
-        elif ((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all():
-            conversion = ".argmax(1)"
-        else:
-            conversion = ""
-        if conversion:
+        column = targets.shape[1] == 1
+        one_hot = ((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all()
+        if column or one_hot:
             raise UserError(
                 f"{subject} of shape {tuple(targets.shape)}: give class indices of shape (n,), one "
-                f"for each of n inputs, as by {conversion}."
+                f"for each of n inputs, as by {'.squeeze(1)' if column else '.argmax(1)'}."
             )
     if targets.dtype != torch.int64:
         raise UserError(
