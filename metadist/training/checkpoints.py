@@ -1,6 +1,7 @@
 """Checkpoint files: written atomically, verified by a digest, loaded without unpickling."""
 
 import hashlib
+import math
 import os
 import pickle
 import re
@@ -150,11 +151,9 @@ class Checkpoints:
 
     def _delete_bests(self) -> None:
         bests, iterations = self.bests(), [iteration for iteration, _ in self.iterations()]
-        kept = {number for number, _ in bests[-1:]}
-        for iteration in iterations:
-            kept.add(max((n for n, _ in bests if n <= iteration), default=-1))
-        for iteration in iterations[-1:]:  # it may have been saved before its validation
-            kept.add(max((n for n, _ in bests if n < iteration), default=-1))
+        # The newest checkpoint may have been saved before its validation.
+        limits = [math.inf, *iterations, *(newest - 1 for newest in iterations[-1:])]
+        kept = {max((n for n, _ in bests if n <= limit), default=-1) for limit in limits}
         for number, path in bests:
             if number not in kept:
                 path.unlink(missing_ok=True)
