@@ -22,7 +22,7 @@ _NUMBERS_AND_TEXTS = (bool, int, float, str)
 _INTERNAL = frozenset(name for name in vars(nn.Module()) if name[0] == "_")
 """The attributes that `nn.Module` has for itself."""
 
-_IMMUTABLE = (bytes, range, type, torch.dtype, torch.layout, enum.Enum)
+_IMMUTABLE = (bytes, range, torch.dtype, torch.layout, enum.Enum)
 _MAX_DEPTH = 8
 """The depth of nested containers up to which values are compared."""
 
@@ -100,8 +100,6 @@ def _are_equal(before: Any, now: Any) -> bool:
 def _comparable(value: Any, modules: Mapping[nn.Module, str], copy: bool, depth: int = 0) -> Any:
     if isinstance(value, _NUMBERS_AND_TEXTS):
         return value if value == value else "NaN"
-    if value is None or isinstance(value, _IMMUTABLE):
-        return value
     if isinstance(value, Tensor):
         return _TensorValue(value, copy)
     if isinstance(value, np.ndarray):
@@ -112,7 +110,7 @@ def _comparable(value: Any, modules: Mapping[nn.Module, str], copy: bool, depth:
         return frozenset(value)
     if isinstance(value, MethodType):
         return value.__func__
-    if hasattr(value, "__qualname__"):  # a function
+    if value is None or isinstance(value, _IMMUTABLE) or hasattr(value, "__qualname__"):
         return value
     kind: Any = type(value)
     items: Iterable[Any] = ()
