@@ -1,5 +1,6 @@
 """Shards of a call's arguments, the partitioners that create them, and the shards' results."""
 
+import itertools
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -179,13 +180,8 @@ def balanced_bounds(length: int, parts: int) -> list[tuple[int, int]]:
         parts: the number of ranges, at least one; the first ranges are the larger ones.
     """
     quotient, remainder = divmod(length, parts)
-    bounds = []
-    start = 0
-    for part in range(parts):
-        stop = start + quotient + (part < remainder)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
+    starts = [part * quotient + min(part, remainder) for part in range(parts + 1)]
+    return list(itertools.pairwise(starts))
 
 
 def dim_partitioner(
