@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,6 @@ def _encode(image: Tensor) -> str:
     )
     thumbnail.thumbnail((_MAX_SIDE, _MAX_SIDE))
     buffer = io.BytesIO()
-    options: Mapping[str, Any] = (
-        {"format": "PNG"} if grey else {"format": "JPEG", "quality": _JPEG_QUALITY}
-    )
-    thumbnail.save(buffer, **options)
     kind = "png" if grey else "jpeg"
+    thumbnail.save(buffer, kind, quality=_JPEG_QUALITY)  # PNG has no quality
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
