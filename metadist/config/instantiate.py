@@ -99,9 +99,7 @@ def bind_arguments(
     are those of `instantiate`.
     """
     locate = locate or locate_target
-    values: Any = node
-    if OmegaConf.is_config(node):
-        values = _values(node, path)
+    values: Any = _values(node, path) if OmegaConf.is_config(node) else node
     if not isinstance(values, Mapping) or _TARGET not in values:
         advice = f"name its class, as in +{path}.{_TARGET}=CLASS"
         if "." not in path:

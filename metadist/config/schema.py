@@ -111,12 +111,11 @@ def validate(configuration: DictConfig) -> Settings:
     user_keys = _user_keys(configuration)
     for key in map(str, configuration):
         if key not in known and key not in user_keys:
-            nearest = nearest_key(key, configuration)
-            hint = f"did you mean {nearest}=…?" if nearest else "check its spelling"
+            hint = f"check its spelling, or refer to a group of your own as ${{{key}}}."
             if key == "experiment":
                 hint = "let the file of the experiment begin with the line `# @package _global_`."
-            elif not nearest:
-                hint += f", or refer to a group of your own as ${{{key}}}."
+            elif nearest := nearest_key(key, configuration):
+                hint = f"did you mean {nearest}=…?"
             raise UserError(f"{key} is not a key or group of the configuration: {hint}")
     values = {str(key): configuration[key] for key in configuration if key not in user_keys}
     if isinstance(values.get("sweep"), DictConfig):
