@@ -212,13 +212,10 @@ def _checked_overrides(options: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         UserError: a value is invalid, or is given together with `--quick`, which sets it.
     """
-    for name in ("seeds", "workers", "jobs", "fraction"):
-        if not getattr(options, name) > 0:
-            raise UserError(
-                f"--{name} {getattr(options, name)} is invalid: it must be greater than 0."
-            )
-    if options.iterations is not None and options.iterations < 1:
-        raise UserError(f"--iterations {options.iterations} is invalid: it must be greater than 0.")
+    for name in ("seeds", "workers", "jobs", "fraction", "iterations"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:  # also NaN
+            raise UserError(f"--{name} {value} is invalid: it must be greater than 0.")
     overrides = tuple(argument for argument in options.arguments if "=" in argument)
     for override in overrides:
         key = key_of(override)
