@@ -146,7 +146,7 @@ def _best(table: SweepTable) -> dict[str, str] | None:
         "value": format_metric(estimate.mean, table.metric),
         "interval": "" if estimate.ci95 is None else format_metric(estimate.ci95, table.metric),
         "setting": table.describe(setting, short=True),
-        "over": "" if estimate.ci95 is None else setting.interval,
+        "over": setting.interval,
     }
 
 

@@ -70,7 +70,7 @@ class SweepReport:
         best = table.settings[table.best]
         metric = metric_label(table.metric, short=True)
         test = f"test {metric} {_format(best.test, table.metric)}"
-        if best.test is not None and best.test.ci95 is not None:
+        if best.interval:
             test += f" ({best.interval})"
         if best.validation is not None:
             test = f"validation {metric} {_format(best.validation, table.metric)}, {test}"

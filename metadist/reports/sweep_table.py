@@ -168,9 +168,8 @@ class SweepTable:
                 for setting in self.settings
                 if setting.test and not setting.validation
             ]
-        values = {run.name: run.result(f"test_{self.metric}") for run in self.runs}
-        known = {name: value for name, value in values.items() if value is not None}
-        if not_finite := [name for name, value in known.items() if not math.isfinite(value)]:
+        tested = ((run.name, run.result(f"test_{self.metric}") or 0.0) for run in self.runs)
+        if not_finite := [name for name, value in tested if not math.isfinite(value)]:
             sentences.append(f"the test result is not finite: {', '.join(not_finite)}")
         return sentences
 
