@@ -93,10 +93,9 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
         if not all(metric in record for record in run_records):
             raise UserError(f"{path} has test tasks without {metric}: test it again.")
     values = [[float(record[metric]) for record in run_records] for run_records in records]
-    pairs = list(zip(*values, strict=True))
-    difference, ci95 = mean_and_ci95([pair[1] - pair[0] for pair in pairs])
+    difference, ci95 = mean_and_ci95([b - a for a, b in zip(*values, strict=True)])
     means = (mean_and_ci95(values[0])[0], mean_and_ci95(values[1])[0])
-    return PairedDifference(metric, means, difference, ci95, len(pairs))
+    return PairedDifference(metric, means, difference, ci95, len(values[0]))
 
 
 def _results(path: Path) -> Mapping[str, Any]:
