@@ -289,27 +289,27 @@ def _converted(target: Any, chosen: Mapping[str, Any], path: str) -> dict[str, A
     """The configured values, converted to the types of the signature."""
     hints = _type_hints(target)
     converted = {}
-    for key in chosen:
+    for key, value in chosen.items():
         if key not in hints:
             continue
         try:
-            converted[key] = _adapter(hints[key]).validate_python(chosen[key])
-            # pydantic accepts true as the number 1.
-            if isinstance(chosen[key], bool) and type(converted[key]) in (int, float):
-                raise UserError(f"{path}.{key}={chosen[key]} does not fit: it must be a number.")
+            converted[key] = _adapter(hints[key]).validate_python(value)
         except ValidationError as error:
             first = error.errors()[0]
             reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             if first["type"] == "list_type" or first.get("ctx", {}).get("class") == "Sequence":
-                reason = f"it must be a list, as in {path}.{key}=[{chosen[key]}]"
+                reason = f"it must be a list, as in {path}.{key}=[{value}]"
             elif first["type"] == "tuple_type":
                 reason = "it must be a list, in square brackets"
-            elif isinstance(chosen[key], int | float) and first["type"] in _TEXT_ERRORS:
-                reason = f"it must be a text, as in '{path}.{key}=\"{chosen[key]}\"'"
+            elif isinstance(value, int | float) and first["type"] in _TEXT_ERRORS:
+                reason = f"it must be a text, as in '{path}.{key}=\"{value}\"'"
             for other in error.errors()[1:]:  # of `int | Literal["auto"]`
                 if other["type"] == "literal_error":
                     reason += f", or {other['ctx']['expected']}"
-            raise UserError(f"{path}.{key}={chosen[key]} does not fit: {reason}.") from None
+            raise UserError(f"{path}.{key}={value} does not fit: {reason}.") from None
+        # pydantic accepts true as the number 1.
+        if isinstance(value, bool) and type(converted[key]) in (int, float):
+            raise UserError(f"{path}.{key}={value} does not fit: it must be a number.")
     return converted
 
 
