@@ -337,20 +337,13 @@ class ImageClasses:
 
     def protocol(self) -> dict[str, object]:
         """The dataset's name and checksum, its rotations, and its transforms if any."""
-        transforms: dict[str, Normalize | Augment] = {
-            "normalize": self.normalize,
-            "augment": self.augment,
-        }
         return {
             "dataset": self.name,
             "data_checksum": self._checksum,
             "rotations": self.rotations,
             "test_rotations": self.test_rotations,
-            **{
-                name: transform.protocol()
-                for name, transform in transforms.items()
-                if not transform.is_identity
-            },
+            **({} if self.normalize.is_identity else {"normalize": self.normalize.protocol()}),
+            **({} if self.augment.is_identity else {"augment": self.augment.protocol()}),
             **({"transforms": transform_names(self.transforms)} if self.transforms else {}),
         }
 

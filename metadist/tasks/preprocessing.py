@@ -16,7 +16,7 @@ from metadist.tasks.data_files import resize_image
 from metadist.tasks.image_files import decode_file
 from metadist.tasks.transforms import Normalize
 
-_CHANNELS = (1, 3, 4)
+_CHANNELS: tuple[int, ...] = (1, 3, 4)
 _IMAGE_FORMS = (
     "give integers from 0 to 255 or floats from 0 to 1 of shape (height, width), (height, width, "
     "channels) or (channels, height, width)."
@@ -96,10 +96,9 @@ class ImagePreprocessing:
         if isinstance(images, np.ndarray | Tensor):
             # Channels come last in an array. A tensor of shape (1, height, width) or, if images are
             # grey, (3, height, width) may be several grey images.
-            counts: tuple[int, ...] = (1, 3, 4)
+            channels, counts = images.shape[-1], _CHANNELS
             if isinstance(images, Tensor):
-                counts = (3, 4) if self.input_shape[0] > 1 else ()
-            channels = images.shape[0 if isinstance(images, Tensor) else -1]
+                channels, counts = images.shape[0], (3, 4) if self.input_shape[0] > 1 else ()
             if images.ndim == 2 or (images.ndim == 3 and channels in counts):
                 raise UserError(
                     f"an image of shape {tuple(images.shape)} was given instead of several: give "
