@@ -59,20 +59,18 @@ def main() -> int:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name == "--version":
         return exit_status(lambda: print_plain(f"metadist {__version__}"))
-    elif name in ("-h", "--help", "help"):
+    if name in ("-h", "--help", "help"):
         return exit_status(lambda: print_plain(usage()))
-    elif name in COMMANDS:
+    if name in COMMANDS:
         sys.argv = [f"metadist {name}", *sys.argv[2:]]
         return exit_status(lambda: pkgutil.resolve_name(COMMANDS[name].target)())
-    else:
-        if get_rank() == 0:
-            hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
-            print(
-                f"error: metadist has no command {name!r}{hint}: choose one of "
-                f"{', '.join(COMMANDS)}.",
-                file=sys.stderr,
-            )
-        return USER_ERROR_STATUS
+    if get_rank() == 0:
+        hint = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        print(
+            f"error: metadist has no command {name!r}{hint}: choose one of {', '.join(COMMANDS)}.",
+            file=sys.stderr,
+        )
+    return USER_ERROR_STATUS
 
 
 def argument_parser(documentation: str | None) -> argparse.ArgumentParser:
