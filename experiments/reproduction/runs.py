@@ -23,6 +23,7 @@ from metadist.reports import (
     write_failure,
 )
 from metadist.reports.run_record import RunRecord
+from metadist.training.signals import preserved_handlers
 
 _PRESET_KEYS = ("experiment", "seed", "trainer.iterations", "trainer.checkpoint_every")
 _EXECUTION_KEYS = ("dataset.root", "strategy", "partition", "device", "threads")
@@ -132,14 +133,10 @@ class Runner:
             if run not in waiting:
                 self.log(f"{run.title}: already finished")
         specs = [self._spec(run) for run in waiting]  # Hydra composes in the main thread only
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        handlers = {number: signal.signal(number, self._stop) for number in numbers}
-        try:
-            with ThreadPoolExecutor(self.jobs) as pool:
-                list(pool.map(self._run_one, waiting, specs))
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        with preserved_handlers(), ThreadPoolExecutor(self.jobs) as pool:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._stop)
+            list(pool.map(self._run_one, waiting, specs))
 
     def _spec(self, run: PresetRun) -> RunSpec:
         overrides = run.overrides(self.workers, self.roots.get(run.dataset))
