@@ -163,8 +163,10 @@ class GradientNormMapper(TaskMapper):
         The norm is the norm of the task's own gradient with respect to all parameters that require
         grad.
         """
+        batch = batch.with_task_dimension()
         losses, norms = [], []
-        for task in _split_tasks(batch):
+        for index in range(batch.size):
+            task = batch.select(slice(index, index + 1))
             loss, gradients = task_gradient(self, learner, task)
             squares = [g.double().square().sum() for g in gradients.values() if g is not None]
             losses.append(loss.double().cpu())
@@ -172,7 +174,7 @@ class GradientNormMapper(TaskMapper):
         return {
             "loss": torch.stack(losses),
             "gradient_norm": torch.stack(norms).double(),
-            TASK_INDEX: batch.keys.view(-1, 4)[:, 3],
+            TASK_INDEX: batch.keys[:, 3],
         }
 
 
@@ -206,9 +208,3 @@ def format_key(key: Tensor) -> str:
     """A task's key of shape (4,) as text: "0,train,5,3" for seed, split, iteration, index."""
     seed, split, iteration, index = key.tolist()
     return f"{seed},{SPLITS[split]},{iteration},{index}"
-
-
-def _split_tasks(batch: MetaBatch) -> list[MetaBatch]:
-    if batch.keys.dim() == 1:
-        return [batch]
-    return [batch.select(slice(index, index + 1)) for index in range(batch.size)]
