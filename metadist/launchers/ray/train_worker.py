@@ -123,22 +123,20 @@ def _train(run: RunSpec, payload: WorkerPayload) -> None:
     _set_up_logging(run)
     if restart_count() or run.configuration.get("resume") == "auto":
         restore_checkpoint(run.directory)
-    participants: list[threading.Thread] = []
+    participant = threading.Thread(target=_join_reports, daemon=True)
 
     def add_logger(experiment: Experiment) -> None:
         if get_rank() == 0:
             logger = RayTrainLogger(payload.validations_only)
             experiment.logger = LoggerCollection([experiment.logger, logger])
         else:
-            participants.append(threading.Thread(target=_join_reports, daemon=True))
-            participants[0].start()
+            participant.start()
 
     attempt_job(replace(run, launched=True), on_built=add_logger)
     if get_rank() == 0:
         broadcast_from_rank_zero(False)
-    for thread in participants:
-        while thread.is_alive() and not _get(payload, "outcomes"):
-            thread.join(0.5)
+    while participant.is_alive() and not _get(payload, "outcomes"):
+        participant.join(0.5)
 
 
 def _join_reports() -> None:
