@@ -27,12 +27,11 @@ _DIFF = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodul
 
 def environment_of(experiment: Experiment) -> dict[str, Any]:
     """The environment of this process and the number of workers. Any rank may call it."""
-    device = resolve_device(experiment.train_mapper.device)
     mapper, gpu = experiment.train_mapper, {}
+    device = resolve_device(mapper.device)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         gpu = {"gpu": name, "task_chunk_size": mapper.chunk_size}  # "auto" depends on the GPU
-    precision = mapper.precision
     return {
         "metadist": __version__,
         **commit(Path.cwd()),
@@ -42,7 +41,7 @@ def environment_of(experiment: Experiment) -> dict[str, Any]:
         "host": host_name(),
         "device": str(device),
         **gpu,
-        **({} if precision == "float32" else {"precision": precision}),
+        **({} if mapper.precision == "float32" else {"precision": mapper.precision}),
         "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
