@@ -251,9 +251,7 @@ def as_task_result(returned: Any, learner: Learner, shape: tuple[int, ...] = ())
     if isinstance(returned, Tensor):
         returned = TaskResult(returned, {})
     name = f"{type(learner).__name__}.forward"
-    expected = "a scalar tensor"
-    if shape:
-        expected = f"a tensor of shape {shape}, a value per task"
+    expected = f"a tensor of shape {shape}, a value per task" if shape else "a scalar tensor"
     if not isinstance(returned, TaskResult):
         raise UserError(
             f"{name} returned a {type(returned).__name__}: return "
