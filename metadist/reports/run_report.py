@@ -234,10 +234,9 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
         facts.append((f"validation {metric_label(metric)}", format_metric(value, metric)))
     if "wall_seconds" in results:
         facts.append(("time", format_duration(float(results["wall_seconds"]))))
-    for name in ("samples_per_second", "tasks_per_second"):
-        if name in results:
-            facts.append(("speed", f"{float(results[name]):.4g} {name.split('_')[0]}/s"))
-            break
+    unit = "samples" if "samples_per_second" in results else "tasks"
+    if (speed := results.get(f"{unit}_per_second")) is not None:
+        facts.append(("speed", f"{float(speed):.4g} {unit}/s"))
     if "world_size" in environment:
         workers = counted(environment["world_size"], "worker")
         facts.append(("strategy", f"{environment.get('strategy', '?')}, {workers}"))
