@@ -98,7 +98,8 @@ def describe_error(error: BaseException) -> str:
         place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
         if Path(mark.name).suffix:
             return f"{place}, is not valid YAML ({getattr(error, 'problem', text)}): correct it."
-    if isinstance(error, AssertionError) and "_update_overrides" in _functions(error):
+    functions = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, AssertionError) and "_update_overrides" in functions:
         return "a defaults list cannot be read: entries with `override` come last in it."
     if raised_by_hydra(error):
         advice = "write KEY=VALUE, as in seed=1"
@@ -163,11 +164,6 @@ def _advice(text: str) -> str | None:
             f"{match[1]}={match[2]} has several values: add -m to sweep over them, or write {one}."
         )
     return None
-
-
-def _functions(error: BaseException) -> list[str]:
-    """The names of the functions in an error's traceback."""
-    return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def raised_by_hydra(error: BaseException) -> bool:
