@@ -225,6 +225,10 @@ def test_secrets_are_not_part_of_the_saved_configuration(tmp_path, monkeypatch):
             "~optimizer.fused optimizer._target_=torch.optim.SparseAdam",
             "SparseAdam cannot take a step",
         ),
+        (
+            f"~optimizer.fused optimizer._target_={__name__}.WithClosure",
+            "WithClosure cannot take a step with a dense gradient and without a closure",
+        ),
         (f"~optimizer.fused optimizer._target_={__name__}.WithoutRate", "has no learning rate"),
         (f"~optimizer.fused optimizer._target_={__name__}.of_copies", "not the learner's param"),
         (
@@ -251,6 +255,14 @@ class WithoutRate(torch.optim.Optimizer):
 
     def step(self, closure=None) -> None:
         pass
+
+
+class WithClosure(torch.optim.Optimizer):
+    def __init__(self, params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure) -> None:
+        closure()
 
 
 def of_copies(params, lr: float = 0.1) -> torch.optim.Optimizer:
