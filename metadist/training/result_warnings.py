@@ -19,18 +19,28 @@ _TASKS = 16
 
 
 def optimizer_warnings(experiment: Experiment) -> list[str]:
-    """A warning if the algorithm was not published with the run's optimizer; else []."""
+    """Warnings if the algorithm was not published with the run's optimizer, or if the optimizer
+    leaves out parameters that require grad.
+    """
     learner, optimizer = experiment.learner, type(experiment.optimizer).__name__
-    published = learner.published_optimizers
-    if not published or optimizer in published:
-        return []
-    remedy = "choose one with optimizer=NAME"
-    if isinstance(learner, Reptile):
-        remedy = "try optimizer=reptile optimizer.lr=1.0"
-    return [
-        f"the outer optimizer is {optimizer}, and {learner.algorithm_name} was published with "
-        f"{' or '.join(published)}: {remedy}"
-    ]
+    published, warnings = learner.published_optimizers, []
+    if published and optimizer not in published:
+        remedy = "choose one with optimizer=NAME"
+        if isinstance(learner, Reptile):
+            remedy = "try optimizer=reptile optimizer.lr=1.0"
+        warnings.append(
+            f"the outer optimizer is {optimizer}, and {learner.algorithm_name} was published with "
+            f"{' or '.join(published)}: {remedy}"
+        )
+    trained = {p for group in experiment.optimizer.param_groups for p in group["params"]}
+    parameters = learner.named_parameters()
+    if left_out := [n for n, p in parameters if p.requires_grad and p not in trained]:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        warnings.append(
+            f"the optimizer has no group with {', '.join(left_out[:3])}{more}, which keep their "
+            "initial values: add them to a group if they are to be trained"
+        )
+    return warnings
 
 
 def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[str]:

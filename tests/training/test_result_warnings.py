@@ -4,12 +4,14 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny import SMALL, build, compose, run_results, train
 from torch.nn import BatchNorm2d
 
+from metadist.algorithms import Learner
 from metadist.config import build_experiment
 from metadist.training import Trainer
-from metadist.training.result_warnings import result_warnings
+from metadist.training.result_warnings import optimizer_warnings, result_warnings
 
 SINUSOID = [
     *(item for item in SMALL if not item.startswith(("++dataset.", "model.", "task."))),
@@ -96,9 +98,26 @@ def test_reptile_has_its_published_outer_step(tmp_path, capsys):
     assert train(str(tmp_path / "lr"), *short, "optimizer.lr=0.1")["warnings"] == []
 
 
+def of_the_head(named_parameters, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for name, p in named_parameters if ".head." in name], lr=lr)
+
+
+def test_parameters_that_no_group_of_the_optimizer_has(tmp_path, capsys):
+    own = ("~optimizer.fused", f"optimizer._target_={__name__}.of_the_head")
+    x = build_experiment(compose(*SINUSOID, *own, "algorithm.inner_lr=0.01"), tmp_path, "maml")
+    (warning,) = Trainer(x).run()["warnings"]
+    assert warning.startswith("the optimizer has no group with model.") and "head" not in warning
+    text = capsys.readouterr().out
+    assert text.index(warning) < text.index("iteration 1 of ")
+    for name, parameter in x.learner.named_parameters():
+        parameter.requires_grad_(".head." in name)
+    assert optimizer_warnings(x) == []
+
+
 def test_losses_without_inner_loop_name_the_optimizer(classification):
     x = SimpleNamespace(**vars(classification))
-    x.metric, x.learner = "accuracy", SimpleNamespace(published_optimizers=())
+    x.metric, x.learner = "accuracy", Learner(torch.nn.Linear(1, 1))
+    x.optimizer = torch.optim.SGD(x.learner.parameters())
     x.configuration = {"algorithm": {}}
     (found,) = result_warnings(x, {"test_loss": math.inf})
     assert found.startswith("the test loss is inf: lower optimizer.lr, or set trainer.clip_norm; ")
