@@ -1,11 +1,12 @@
 """The interfaces of datasets that tasks are sampled from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
+from metadist.errors import UserError
 from metadist.tasks.episode import SPLITS, Episode
 
 
@@ -71,6 +72,25 @@ class TaskDataset(Protocol):
 
     def protocol(self) -> dict[str, object]:
         """The properties that comparable results have in common: name, split seed, rotations, …"""
+
+
+def with_dataset_protocol(counts: Mapping[str, int], dataset: TaskDataset) -> dict[str, object]:
+    """The protocol of tasks: their counts, and the protocol of the dataset they are sampled from.
+
+    Args:
+        counts: the keys and values of the task distribution.
+        dataset: the dataset.
+
+    Raises:
+        UserError: the dataset's protocol has one of the keys.
+    """
+    protocol = dataset.protocol()
+    if taken := sorted(counts.keys() & protocol.keys()):
+        raise UserError(
+            f'{type(dataset).__name__}.protocol returned the key "{taken[0]}", which has the value '
+            f"of task.{taken[0]}: give it another name."
+        )
+    return {**counts, **protocol}
 
 
 def optional_method(dataset: object, name: str, *replaced: str) -> Callable[..., Any] | None:

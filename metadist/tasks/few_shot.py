@@ -8,7 +8,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.tasks.dataset import TaskDataset, optional_method
+from metadist.tasks.dataset import TaskDataset, optional_method, with_dataset_protocol
 from metadist.tasks.episode import (
     SPLITS,
     Episode,
@@ -151,20 +151,23 @@ class FewShotTasks:
             `ways` (1 for regression), `shots` and `queries` of test tasks; `train_ways`,
             `train_shots` and `train_queries` if training tasks have other values; and the
             dataset's protocol: its name, and for images the split's seed and the rotations.
+
+        Raises:
+            UserError: the dataset's protocol has one of the first keys.
         """
         names = ("ways", "shots", "queries")
         test, train = self._counts("test"), self._counts("train")
         if self.regression:
             test, train = (1, *test[1:]), (1, *train[1:])
-        return {
+        counts = {
             **dict(zip(names, test, strict=True)),
             **{
                 f"train_{name}": train_count
                 for name, train_count, test_count in zip(names, train, test, strict=True)
                 if train_count != test_count
             },
-            **self.dataset.protocol(),
         }
+        return with_dataset_protocol(counts, self.dataset)
 
     def _counts(self, split: str) -> Counts:
         """Ways, shots and queries of a split's tasks."""

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from metadist.errors import UserError
-from metadist.tasks.dataset import ImageDataset, optional_method
+from metadist.tasks.dataset import ImageDataset, optional_method, with_dataset_protocol
 from metadist.tasks.episode import (
     SPLITS,
     Episode,
@@ -138,12 +138,11 @@ class SupervisedTasks:
 
         Images of micro-batches are never rotated, so `rotations` is False.
         """
-        return {
+        counts = {
             "ways": self.ways,
             "shots": self.shots,
             "queries": self.queries,
             "micro_batch_size": self.micro_batch_size,
             "held_out": self.held_out,
-            **self.dataset.protocol(),
-            "rotations": False,
         }
+        return {**with_dataset_protocol(counts, self.dataset), "rotations": False}

@@ -100,6 +100,15 @@ def test_the_tasks_of_a_key_are_those_of_earlier_versions():
     assert found == ["2edf2ebaa4bb8b55", "cd0eb26819ad21ae", "6ee25043132adffd"]
 
 
+def test_the_protocol_of_a_dataset_keeps_the_counts_of_the_tasks():
+    class Own(Sinusoid):
+        def protocol(self):
+            return super().protocol() | {"train_shots": 3, "points": 4, "shots": 5}
+
+    with pytest.raises(UserError, match=r'Own\.protocol returned the key "shots", which has the'):
+        FewShotTasks(Own(), shots=2).protocol()
+
+
 class Shifted(Sinusoid):
     """Overrides how one task is sampled, but not how several are."""
 
