@@ -35,8 +35,8 @@ class Replay(NamedTuple):
             loss does not depend on it; empty in evaluation.
         metrics: the task's metrics after adaptation, in evaluation; empty in training.
         plot: plot of the task; None if it cannot be plotted.
-        callbacks: the user's own callbacks of the run. They may have changed the run, and were not
-            called in the repeated outer steps.
+        callbacks: the user's own callbacks of the run. They may have changed the state that the
+            task started from, and were not called in the replay.
     """
 
     key: str
@@ -129,7 +129,8 @@ def replay(experiment: Experiment, key: Tensor, checkpoint: Path | None = None) 
         metrics = {n: v.item() for n, v in evaluated.items() if n not in ("loss", TASK_INDEX)}
     name = "-".join(map(str, key.tolist()))
     plot = plot_task(experiment.directory / REPLAY_DIRECTORY / f"task-{name}.png", experiment, key)
-    callbacks = _own_callbacks(experiment.directory) if steps else ()
+    uncalled = replayed and (steps or not done)  # the first iteration follows `on_train_start`
+    callbacks = _own_callbacks(experiment.directory) if uncalled else ()
     return Replay(
         format_key(key), start, len(steps), loss.item(), gradients, metrics, plot, callbacks
     )
