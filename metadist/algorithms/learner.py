@@ -14,6 +14,9 @@ from metadist.algorithms.functional import buffers_by_name, submodules
 from metadist.errors import UserError
 from metadist.tasks import Episode, Examples
 
+_NO_TARGET = -(2**31)
+"""No class has this index. A target of -100, PyTorch's default of `ignore_index`, is an error."""
+
 
 class TaskResult(NamedTuple):
     """The result of one task.
@@ -128,7 +131,12 @@ class Learner(nn.Module):
         """
         if self.regression:
             return _squared_error(predictions, targets)
-        losses = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="none")
+        losses = F.cross_entropy(
+            predictions.flatten(0, -2),
+            targets.flatten(),
+            ignore_index=_NO_TARGET,
+            reduction="none",
+        )
         return losses.view(targets.shape).mean(-1)
 
     def metrics(self, predictions: Tensor, targets: Tensor, suffix: str = "") -> dict[str, Tensor]:

@@ -55,6 +55,12 @@ def test_cross_entropy_and_accuracy_against_numpy(tasks):
     np.testing.assert_allclose(accuracy.numpy(), right, rtol=1e-12)
 
 
+def test_no_target_is_left_out_of_the_loss():
+    for target in (-100, -1, 4):
+        with pytest.raises(IndexError, match=f"Target {target} is out of bounds"):
+            Learner(nn.Identity()).loss(torch.zeros(2, 4), torch.tensor([0, target]))
+
+
 @pytest.mark.parametrize("tasks", [(), (3,)])
 def test_squared_error_against_numpy(tasks):
     predictions, targets = random(*tasks, 6, 2).requires_grad_(), random(*tasks, 6, 2) + 1
