@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metadist.algorithms import Learner
 from metadist.config import image_preprocessing, load_learner
-from metadist.errors import UserError, first_line
+from metadist.errors import UserError, first_line, user_frame
 from metadist.tasks import Examples, ImagePreprocessing
 from metadist.training import predict_unlabeled, resolve_device
 from metadist.training.prediction import check_batch_statistics
@@ -189,7 +189,8 @@ class FewShotClassifier:
 
         Raises:
             UserError: `fit` has not been called, an image cannot be used or has another shape than
-                the labeled images, or predictions are not finite.
+                the labeled images, the model cannot process that shape, or predictions are not
+                finite.
         """
         if self._support is None:
             raise UserError("the classifier has no labeled examples: call fit(images, labels).")
@@ -219,7 +220,16 @@ class FewShotClassifier:
                 f"images have the shape {tuple(inputs.shape[1:])}, and the labeled examples "
                 f"{expected}: give images of that shape."
             )
-        return predict_unlabeled(self.learner, support, inputs, self.batch_statistics)
+        try:
+            return predict_unlabeled(self.learner, support, inputs, self.batch_statistics)
+        except RuntimeError as error:
+            is_shape = not isinstance(error, torch.OutOfMemoryError) and not user_frame(error)
+            if isinstance(self.preprocess, ImagePreprocessing) or not is_shape:
+                raise
+            raise UserError(
+                f"{type(self.learner.model).__name__} cannot process inputs of shape {expected} "
+                f"({first_line(error)}): give inputs of the shape that it was trained with."
+            ) from error
 
     def _inputs(self, images: Any) -> Tensor:
         prepare = self.preprocess or _as_inputs
