@@ -82,6 +82,23 @@ def _check_compilation(strategy: Strategy, trainer: TrainerConfig) -> None:
         )
 
 
+def _log_unregistered_modules(learner: Learner) -> None:
+    """Warn of modules in plain lists and dictionaries, which PyTorch does not register."""
+    registered = set(learner.modules())
+    for module in learner.modules() if get_rank() == 0 else ():
+        for name, value in vars(module).items():
+            items = value.values() if isinstance(value, dict) else value
+            if isinstance(value, list | tuple | dict) and any(
+                isinstance(item, nn.Module) and item not in registered for item in items
+            ):
+                _log.warning(
+                    "%s.%s holds modules that are not registered, so that their parameters are "
+                    "neither trained nor saved: put those to train into an nn.ModuleList or "
+                    "nn.ModuleDict",
+                    *(type(module).__name__, name),
+                )
+
+
 def _log_lost_batching(learner: Learner) -> None:
     """Say that a user's subclass of an algorithm with batched tasks computes them one by one."""
     own = type(learner)
@@ -174,6 +191,7 @@ def run_sanity_check(
             raise UserError(
                 f"the parameter {parameter_name} is NaN or infinite before training: initialize it."
             )
+    _log_unregistered_modules(learner)
     handle = WorkerLocal("sanity check", tasks)
     try:
         for split in _checked_splits(tasks):

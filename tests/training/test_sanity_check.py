@@ -434,6 +434,17 @@ def test_predictions_that_are_no_tensors_or_have_no_gradient(tasks, change, mess
         run_sanity_check(tasks, MAML(Changed(change)))
 
 
+def test_modules_in_a_plain_list_are_reported(tasks, caplog):
+    learner = MAML(Conv4((1, 28, 28), 3, filters=4))
+    learner.blocks = [learner.model.head]
+    run_sanity_check(tasks, learner)
+    assert not caplog.records
+    learner.scales = {"first": nn.Linear(2, 2)}
+    run_sanity_check(tasks, learner)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("MAML.scales holds modules that are not registered, so that their")
+
+
 def test_parameters_that_are_not_used_are_reported(tasks, caplog):
     run_sanity_check(tasks, MAML(Changed(torch.Tensor.exp)))
     assert [record.getMessage() for record in caplog.records] == [
