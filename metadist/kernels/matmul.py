@@ -34,17 +34,21 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     own (`has_memory`), PyTorch's batched operations are used.
 
     Args:
-        a: the left matrices, of shape (tasks, n, depth).
-        b: the right matrices, of shape (tasks, depth, width).
-        bias: the biases, of shape (tasks, width), added to each row; None for none.
+        a: the left matrices, of shape (tasks, n, depth), or one of shape (n, depth).
+        b: the right matrices, of shape (tasks, depth, width) or (depth, width).
+        bias: the biases, of shape (tasks, width) or (width,), added to each row; None for none.
         native: whether to use C++ where it is supported.
 
     Returns:
-        The products, of shape (tasks, n, width).
+        The products, of shape (tasks, n, width) or (n, width). One product has the bits that it has
+        in a batch.
 
     Raises:
         RuntimeError: shapes, types or devices do not match.
     """
+    if a.dim() == b.dim() == 2:
+        bias = None if bias is None else bias.unsqueeze(0)
+        return matmul(a.unsqueeze(0), b.unsqueeze(0), bias, native).squeeze(0)
     if (
         not a.is_cpu
         or torch.compiler.is_compiling()

@@ -55,6 +55,13 @@ def test_a_product_is_bit_identical_for_any_number_of_tasks(shape, transposed, n
         assert torch.equal(torch.cat([matmul(*each, native) for each in pieces]), whole)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_without_a_dimension_of_tasks_has_the_bits_of_a_batch(shape):
+    a, b, bias = operands(3, shape, torch.float32)
+    assert torch.equal(matmul(a[1], b[1]), matmul(a, b)[1])
+    assert torch.equal(matmul(a[1], b[1], bias[1]), matmul(a, b, bias)[1])
+
+
 def with_gaps(matrices):
     """The same matrices, stored as before but with unused memory between the tasks."""
     if not matrices.is_contiguous():
