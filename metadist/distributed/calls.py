@@ -42,7 +42,7 @@ _WORKER = numbers.Integral | str
 def remote_async_call(
     func: Callable[..., Any],
     *,
-    args: tuple | None = None,
+    args: tuple[Any, ...] | None = None,
     kwargs: dict[str, Any] | None = None,
     partitioner: Partitioner | WorkerID | None = None,
     reducer: Reducer | None = None,
@@ -119,7 +119,7 @@ def remote_async_call(
 def remote_sync_call(
     func: Callable[..., Any],
     *,
-    args: tuple | None = None,
+    args: tuple[Any, ...] | None = None,
     kwargs: dict[str, Any] | None = None,
     partitioner: Partitioner | WorkerID | None = None,
     reducer: Reducer | None = None,
@@ -202,7 +202,7 @@ class _RemoteCall:
     def __init__(
         self,
         func: Callable[..., Any],
-        args: tuple | None,
+        args: tuple[Any, ...] | None,
         kwargs: dict[str, Any] | None,
         partitioner: Partitioner | WorkerID | None,
         reducer: Reducer | None,

@@ -16,7 +16,7 @@ WorkerID = int | str
 """A worker's rank or its name."""
 
 
-class Shard(tuple):
+class Shard(tuple[Any, ...]):
     """A triple `(worker, args, kwargs)` with a size.
 
     Attributes:
@@ -26,7 +26,11 @@ class Shard(tuple):
     size: float
 
     def __new__(
-        cls, worker: WorkerID, args: tuple = (), kwargs: dict | None = None, size: float = 1
+        cls,
+        worker: WorkerID,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        size: float = 1,
     ) -> "Shard":
         """Create a shard.
 
@@ -44,11 +48,13 @@ class Shard(tuple):
         return Shard, (*self, self.size)
 
 
-Partitioner = Callable[..., Sequence[tuple[WorkerID, tuple, dict]]]
+Partitioner = Callable[..., Sequence[tuple[WorkerID, tuple[Any, ...], dict[str, Any]]]]
 """(*args, **kwargs) -> [(worker, args, kwargs), …]; a plain triple has size 1."""
 
 
-def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
+def as_shards(
+    triples: Iterable[tuple[WorkerID, tuple[Any, ...], dict[str, Any]]],
+) -> list[Shard]:
     """Convert the triples of any partitioner to `Shard`s. A plain triple gets size 1.
 
     Raises:
@@ -68,7 +74,7 @@ def as_shards(triples: Iterable[tuple[WorkerID, tuple, dict]]) -> list[Shard]:
     return shards
 
 
-class ShardResults(list):
+class ShardResults(list[Any]):
     """The results of a call in the shards' order, with the shards' sizes.
 
     A list with an attribute `sizes`, which reducers that weight the results read.
@@ -95,7 +101,7 @@ def with_plain_lists(tree: Any) -> Any:
     return optree.tree_map(plain, tree, none_is_leaf=True)
 
 
-Reducer = Callable[[list], Any]
+Reducer = Callable[[list[Any]], Any]
 """(results in the shards' order) -> result."""
 
 

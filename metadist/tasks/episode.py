@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metadist.errors import UserError
 
-SPLITS = ("train", "validation", "test")
+SPLITS: tuple[str, str, str] = ("train", "validation", "test")
 
 
 class Examples(NamedTuple):
