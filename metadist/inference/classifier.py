@@ -38,8 +38,9 @@ class FewShotClassifier:
     Args:
         learner: a trained learner of any algorithm.
         outputs: the width of the model's last layer.
-        preprocess: a function that converts images to the model's inputs, float32
-            (n, *input shape). Default: images are already such inputs, floating-point numbers.
+        preprocess: a function that converts images, as given to `fit` and the other methods, to the
+            model's inputs, a tensor of shape (n, *input shape). Default: images are already such
+            inputs, floating-point numbers.
         batch_statistics: the statistics that batch norm without running statistics uses; see
             `metadist.training.predict_unlabeled`. With "support" the prediction for an image does
             not depend on the other images; with "transductive" it does, as in MAML's evaluation.
@@ -96,7 +97,8 @@ class FewShotClassifier:
         saved = load_learner(find_weights(path), trust_code=trust_code)
         if saved.regression:
             raise UserError(
-                f"{saved.checkpoint} predicts real numbers: choose a run of classification."
+                f"{saved.checkpoint} predicts real numbers: choose a run of classification, or "
+                "predict with metadist.training.predict_unlabeled."
             )
         if preprocess is None:
             preprocess = image_preprocessing(saved, trust_code=trust_code)
@@ -232,8 +234,13 @@ class FewShotClassifier:
             ) from error
 
     def _inputs(self, images: Any) -> Tensor:
-        prepare = self.preprocess or _as_inputs
-        return prepare(images).to(next(self.learner.parameters()).device)
+        inputs = (self.preprocess or _as_inputs)(images)
+        if not isinstance(inputs, Tensor):
+            raise UserError(
+                f"preprocess returned a {type(inputs).__name__}: return a tensor of the model's "
+                "inputs, of shape (n, *input shape)."
+            )
+        return inputs.to(next(self.learner.parameters()).device)
 
 
 def _as_sequence(images: Any) -> Any:

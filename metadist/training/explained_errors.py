@@ -59,7 +59,8 @@ def _explain(
         place = f"{location}: " if location else ""
         return UserError(
             f"the model cannot process inputs of {inputs.dtype} ({place}{first_line(error)}): let "
-            "the dataset give float32, as by .float() of numbers or .float() / 255 of pixels."
+            "the dataset give float32, as by .float() of numbers or .float() / 255 of pixels, or "
+            "take a model with an embedding, for indices such as token numbers."
         )
     if re.search(r"more than (1|one) value per channel", str(error)):
         return UserError(

@@ -125,6 +125,13 @@ def test_another_preprocessing_can_be_given(maml):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_preprocessing_that_returns_no_tensor_is_refused(maml):
+    support, labels, _, _ = task()
+    classifier = FewShotClassifier.load(maml, preprocess=list)
+    with pytest.raises(UserError, match="preprocess returned a list: return a tensor"):
+        classifier.fit(support, labels)
+
+
 def test_many_images_are_predicted_in_parts(prototypical):
     classifier = FewShotClassifier.load(prototypical)
     support, labels, query, _ = task()
