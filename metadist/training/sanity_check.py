@@ -267,7 +267,8 @@ def _check_gradients(gradients: Mapping[str, Tensor | None], learner: Learner) -
     unused = [name for name, gradient in gradients.items() if gradient is None]
     if unused and get_rank() == 0:
         _log.warning(
-            "the loss of a task does not depend on %s: check that forward uses it",
+            "the loss of a task does not depend on %s: check that forward uses it, or freeze it "
+            "with requires_grad_(False)",
             ", ".join(unused),
         )
     if any(gradient is not None and gradient.is_sparse for gradient in gradients.values()):

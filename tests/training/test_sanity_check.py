@@ -449,7 +449,7 @@ def test_parameters_that_are_not_used_are_reported(tasks, caplog):
     run_sanity_check(tasks, MAML(Changed(torch.Tensor.exp)))
     assert [record.getMessage() for record in caplog.records] == [
         "the loss of a task does not depend on model.unused.weight, model.unused.bias: check that "
-        "forward uses it"
+        "forward uses it, or freeze it with requires_grad_(False)"
     ]
 
 
