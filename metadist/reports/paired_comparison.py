@@ -44,7 +44,9 @@ class PairedDifference(NamedTuple):
     tasks: int
 
 
-def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> PairedDifference:
+def compare_runs(
+    first: str | Path, second: str | Path, ignore: Sequence[str] = ()
+) -> PairedDifference:
     """The difference between two runs' test metrics, paired by task.
 
     Hard and easy tasks affect both runs, so the interval of the difference is narrower than the
@@ -60,6 +62,7 @@ def compare_runs(first: Path, second: Path, ignore: Sequence[str] = ()) -> Paire
         UserError: a run has not finished or has no predictions, the protocols differ, or the test
             tasks are not the same.
     """
+    first, second = Path(first), Path(second)
     results = {"first": _results(first), "second": _results(second)}
     protocols = {name: result.get("protocol") or {} for name, result in results.items()}
     known = {key for protocol in protocols.values() for key in protocol}

@@ -170,7 +170,7 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> None:
     write_json(directory / RESULTS_FILE, results, redirect)
 
 
-def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
+def read_test_predictions(path: str | Path) -> list[dict[str, Any]] | None:
     """Read the predictions of a test; None if there are none.
 
     Args:
@@ -179,6 +179,7 @@ def read_test_predictions(path: Path) -> list[dict[str, Any]] | None:
     Raises:
         UserError: the predictions cannot be read.
     """
+    path = Path(path)
     run = None if path.is_file() else path
     path = predictions_of_evaluation(path) if run is None else run / TEST_PREDICTIONS_FILE
     try:

@@ -30,7 +30,7 @@ _RESULTS = (
 )
 
 
-def export_weights(run: Path, path: Path) -> Path:
+def export_weights(run: str | Path, path: str | Path) -> Path:
     """Write the weights that a finished run tested as safetensors.
 
     The metadata are JSON texts by name: `model`, `algorithm`, `dataset` and `task`, from which the
@@ -48,6 +48,7 @@ def export_weights(run: Path, path: Path) -> Path:
         UserError: the run has not finished, its checkpoint cannot be read, or the file cannot be
             written.
     """
+    run, path = Path(run), Path(path)
     if run.is_file():
         raise UserError(
             f"{run} is a file: give the directory of a finished run; FewShotClassifier.load and "

@@ -48,7 +48,7 @@ def test_difference_and_interval_against_scipy(tmp_path, metric):
 def test_values_that_are_not_finite_have_no_interval(tmp_path):
     first = write_run(tmp_path / "a", [0.5, math.nan], "mse")
     second = write_run(tmp_path / "b", [0.5, 0.25], "mse")
-    assert compare_runs(first, second).ci95 is None
+    assert compare_runs(str(first), str(second)).ci95 is None
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):

@@ -68,7 +68,7 @@ def test_the_metadata_say_what_the_weights_are(run, weights):
 )
 def test_buffers_are_exported(tmp_path, options):
     train(str(tmp_path / "run"), "strategy=local", *options)
-    path = export_weights(tmp_path / "run", tmp_path / "a.safetensors")
+    path = export_weights(str(tmp_path / "run"), f"{tmp_path}/a.safetensors")
     expected = predictions(FewShotClassifier.load(tmp_path / "run"))
     assert np.array_equal(predictions(FewShotClassifier.load(path)), expected)
 

@@ -31,7 +31,7 @@ def test_predictions_are_those_of_the_learner_in_every_world(tmp_path):
     x = build(tmp_path / "again", *options, "strategy=local")
     results = Trainer(x).run()
     assert {text(tmp_path / strategy) for strategy, _ in WORLDS} == {text(tmp_path / "again")}
-    records = read_test_predictions(tmp_path / "again")
+    records = read_test_predictions(str(tmp_path / "again"))
     learner = x.learner.eval()
     for record, key in zip(records, task_keys(9, "test", 0, range(7)), strict=True):
         episode = x.tasks.sample(key)
