@@ -100,6 +100,24 @@ def run_world(
     return outcomes
 
 
+def on_rank_zero(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> Any:
+    """Call `function(*args)` on rank zero of an RPC world of `size` workers; its result.
+
+    Options are those of `run_world`. The other ranks only respond to calls.
+    """
+    return run_world(_in_rpc_on_rank_zero, size, function, args, **options)[0]
+
+
+def _in_rpc_on_rank_zero(function: Callable[..., Any], args: tuple) -> Any:
+    import metadist
+
+    @metadist.auto_init_rpc()
+    def main() -> Any:
+        return function(*args) if metadist.get_rank() == 0 else None
+
+    return main()
+
+
 def open_store() -> dist.TCPStore:
     """A store such as torchrun's agent keeps, on a free port."""
     return dist.TCPStore(

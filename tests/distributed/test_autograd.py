@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from worlds import run_world
+from worlds import on_rank_zero, run_world
 
 import metadist as todist
 
@@ -42,10 +42,7 @@ def assert_all_close(gradients, expected) -> None:
         torch.testing.assert_close(gradient, reference, rtol=1e-12, atol=1e-14)
 
 
-@todist.auto_init_rpc()
 def every_way() -> None:
-    if todist.get_rank() != 0:
-        return
     model, batch = make_model(), make_batch()
     parameters = list(model.parameters())
     expected = torch.autograd.grad(local_loss(model, batch), parameters)
@@ -84,13 +81,10 @@ def every_way() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_way_equals_torch(size):
-    run_world(every_way, size)
+    on_rank_zero(every_way, size)
 
 
-@todist.auto_init_rpc()
 def twice_in_one_context() -> None:
-    if todist.get_rank() != 0:
-        return
     model, batch = make_model().float(), make_batch().float()
     parameters = list(model.parameters())
     first = torch.autograd.grad(local_loss(model, batch), parameters)
@@ -112,13 +106,10 @@ def twice_in_one_context() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_twice_in_one_context(size):
-    run_world(twice_in_one_context, size)
+    on_rank_zero(twice_in_one_context, size)
 
 
-@todist.auto_init_rpc()
 def unused_inputs() -> None:
-    if todist.get_rank() != 0:
-        return
     model, batch = make_model(), make_batch()
     other = torch.ones(2, requires_grad=True)
     with todist.autograd.context() as context:
@@ -137,7 +128,7 @@ def unused_inputs() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_inputs_that_play_no_part(size):
-    run_world(unused_inputs, size)
+    on_rank_zero(unused_inputs, size)
 
 
 def passes(run_backward: Callable, remote: Callable) -> list[tuple]:
@@ -150,10 +141,7 @@ def passes(run_backward: Callable, remote: Callable) -> list[tuple]:
     ]
 
 
-@todist.auto_init_rpc()
-def several_passes() -> list[tuple] | None:
-    if todist.get_rank() != 0:
-        return None
+def several_passes() -> list[tuple]:
     with todist.autograd.context() as context:
         return passes(
             functools.partial(todist.autograd.grad, context),
@@ -164,13 +152,10 @@ def several_passes() -> list[tuple] | None:
 def test_an_input_that_only_an_earlier_pass_reached_has_no_derivative():
     expected = passes(torch.autograd.grad, lambda function, *args: function(*args))
     assert [gradients[2] is None for gradients in expected] == [False, True, False, True]
-    assert run_world(several_passes, 2)[0] == expected
+    assert on_rank_zero(several_passes, 2) == expected
 
 
-@todist.auto_init_rpc()
 def chosen_inputs() -> None:
-    if todist.get_rank() != 0:
-        return
     x, y = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
     with todist.autograd.context() as context:
         product = todist.remote_sync_call(torch.mul, args=(x.clone(), y.clone()), partitioner=0)
@@ -182,13 +167,10 @@ def chosen_inputs() -> None:
 
 
 def test_backward_by_some_inputs_leaves_others_alone():
-    run_world(chosen_inputs, 1)
+    on_rank_zero(chosen_inputs, 1)
 
 
-@todist.auto_init_rpc()
-def one_after_the_other() -> float | None:
-    if todist.get_rank() != 0:
-        return None
+def one_after_the_other() -> float:
     x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     with todist.autograd.context() as context:
         value = x.clone()
@@ -201,7 +183,7 @@ def one_after_the_other() -> float | None:
 def test_results_that_are_arguments_of_further_calls_play_a_part():
     x = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(x.sin().sin().sin().sin(), x)
-    assert run_world(one_after_the_other, 2)[0] == pytest.approx(expected.item(), rel=1e-12)
+    assert on_rank_zero(one_after_the_other, 2) == pytest.approx(expected.item(), rel=1e-12)
 
 
 def double_remotely(x: torch.Tensor) -> torch.Tensor:
@@ -210,10 +192,7 @@ def double_remotely(x: torch.Tensor) -> torch.Tensor:
     return 2 * todist.remote_sync_call(torch.sin, args=(x,), partitioner=neighbour)
 
 
-@todist.auto_init_rpc()
 def through_two_levels() -> None:
-    if todist.get_rank() != 0:
-        return
     x = torch.linspace(-1, 1, 9, dtype=torch.float64, requires_grad=True)
     with todist.autograd.context() as context:
         total = todist.remote_sync_call(
@@ -228,13 +207,10 @@ def through_two_levels() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_derivatives_through_two_levels_of_calls(size):
-    run_world(through_two_levels, size)
+    on_rank_zero(through_two_levels, size)
 
 
-@todist.auto_init_rpc()
 def asynchronously() -> None:
-    if todist.get_rank() != 0:
-        return
     model, batch = make_model(), make_batch()
     expected = torch.autograd.grad(local_loss(model, batch), list(model.parameters()))
     with todist.autograd.context() as context:
@@ -253,7 +229,7 @@ def asynchronously() -> None:
 
 
 def test_derivatives_of_asynchronous_calls():
-    run_world(asynchronously, 3)
+    on_rank_zero(asynchronously, 3)
 
 
 def keep_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -267,10 +243,7 @@ def own_gradient(context: int) -> float:
     return todist.autograd.get_gradients(context)[own_leaf].item()
 
 
-@todist.auto_init_rpc()
-def leaves_of_a_worker() -> tuple | None:
-    if todist.get_rank() != 0:
-        return None
+def leaves_of_a_worker() -> tuple:
     x = torch.tensor(5.0, requires_grad=True)
     with todist.autograd.context() as context:
         product = todist.remote_sync_call(keep_gradient, args=(x.clone(),), partitioner=1)
@@ -281,13 +254,10 @@ def leaves_of_a_worker() -> tuple | None:
 
 
 def test_each_worker_sees_the_gradients_of_its_own_leaves():
-    assert run_world(leaves_of_a_worker, 2)[0] == (3.0, 1, 3.0, 5.0)
+    assert on_rank_zero(leaves_of_a_worker, 2) == (3.0, 1, 3.0, 5.0)
 
 
-@todist.auto_init_rpc()
 def leave_a_result_out() -> None:
-    if todist.get_rank() != 0:
-        return
     model, batch = make_model(), make_batch()
     x = torch.ones(2, requires_grad=True)
     expected = torch.autograd.grad(local_loss(model, batch), list(model.parameters()))
@@ -307,10 +277,9 @@ def leave_a_result_out() -> None:
 
 
 def test_results_that_are_not_differentiated_have_a_derivative_of_zero():
-    run_world(leave_a_result_out, 2)
+    on_rank_zero(leave_a_result_out, 2)
 
 
-@todist.auto_init_rpc()
 def fail_a_backward_pass() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     with todist.autograd.context() as context:
@@ -322,7 +291,7 @@ def fail_a_backward_pass() -> None:
 
 
 def test_a_failed_backward_pass_leaves_the_gradients_of_the_context():
-    run_world(fail_a_backward_pass, 1)
+    on_rank_zero(fail_a_backward_pass, 1)
 
 
 def differentiate_twice() -> float:
@@ -349,7 +318,6 @@ def test_a_second_pass_without_the_graph_is_refused():
     assert max(run_world(differentiate_twice, 3)) < 15
 
 
-@todist.auto_init_rpc()
 def send_parameters() -> None:
     model, batch = make_model(), make_batch()
     with todist.autograd.context():
@@ -362,7 +330,7 @@ def send_parameters() -> None:
 
 
 def test_parameters_whose_gradients_would_stay_on_the_workers_are_refused():
-    run_world(send_parameters, 1)
+    on_rank_zero(send_parameters, 1)
 
 
 def look_and_use(x: torch.Tensor) -> torch.Tensor:
@@ -376,10 +344,7 @@ def look_only(x: torch.Tensor) -> float:
     return todist.remote_sync_call(torch.exp, args=(x,), partitioner=0).item()
 
 
-@todist.auto_init_rpc()
-def leave_a_nested_result_out() -> tuple | None:
-    if todist.get_rank() != 0:
-        return None
+def leave_a_nested_result_out() -> tuple:
     x = torch.linspace(-1, 1, 5, dtype=torch.float64, requires_grad=True)
     with todist.autograd.context() as context:
         total = todist.remote_sync_call(
@@ -397,7 +362,7 @@ def leave_a_nested_result_out() -> tuple | None:
 
 
 def test_what_a_worker_calls_for_and_does_not_use_counts_with_a_derivative_of_zero():
-    gradient, of_square = run_world(leave_a_nested_result_out, 2)[0]
+    gradient, of_square = on_rank_zero(leave_a_nested_result_out, 2)
     expected = torch.linspace(-1, 1, 5, dtype=torch.float64).cos()
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=0)
     assert of_square.tolist() == [0, -1, 0, 0, 0]
@@ -421,10 +386,7 @@ def sum_of_large(x: torch.Tensor) -> torch.Tensor:
     return x.sum() if x.max() > 1 else torch.zeros((), dtype=x.dtype)
 
 
-@todist.auto_init_rpc()
-def send_what_is_not_used() -> list[list[float]] | None:
-    if todist.get_rank() != 0:
-        return None
+def send_what_is_not_used() -> list[list[float]]:
     found = []
     for calls in (
         [(positive, 1), (torch.sum, 1)],
@@ -448,7 +410,7 @@ def send_what_is_not_used() -> list[list[float]] | None:
 
 def test_arguments_on_which_no_result_depends_have_a_derivative_of_zero():
     whole, large = [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]
-    assert run_world(send_what_is_not_used, 2)[0] == [*[whole] * 4, *[large] * 4]
+    assert on_rank_zero(send_what_is_not_used, 2) == [*[whole] * 4, *[large] * 4]
 
 
 def fail(x: torch.Tensor) -> torch.Tensor:
@@ -461,10 +423,7 @@ def catch_a_nested_failure(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
-@todist.auto_init_rpc()
-def differentiate_after_a_failure(case: str) -> str | None:
-    if todist.get_rank() != 0:
-        return None
+def differentiate_after_a_failure(case: str) -> str:
     x = torch.ones(3, requires_grad=True)
     with todist.autograd.context() as context:
         y = x * 1
@@ -488,7 +447,7 @@ def differentiate_after_a_failure(case: str) -> str | None:
 
 @pytest.mark.parametrize("case", ["failed", "not pickled", "nested"])
 def test_a_call_that_failed_is_refused_where_torch_would_wait_for_ever(case):
-    message = run_world(differentiate_after_a_failure, 2, case)[0]
+    message = on_rank_zero(differentiate_after_a_failure, 2, case)
     assert "1 remote calls of this context failed or have not ended" in message
 
 
@@ -512,10 +471,7 @@ def look_into(box: Plain | Record) -> torch.Tensor:
     return box.value.sum()
 
 
-@todist.auto_init_rpc()
 def send_objects() -> None:
-    if todist.get_rank() != 0:
-        return
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     for kind in (Record, Plain):
         with todist.autograd.context() as context:
@@ -540,13 +496,10 @@ def put_aside(kind: type, box: Plain | Record) -> object:
 
 
 def test_tensors_in_objects_of_any_class_are_differentiated():
-    run_world(send_objects, 2)
+    on_rank_zero(send_objects, 2)
 
 
-@todist.auto_init_rpc()
 def call_without_gradients() -> None:
-    if todist.get_rank() != 0:
-        return
     x = torch.ones(3, requires_grad=True)
     for disabled in (torch.no_grad(), torch.inference_mode()):
         with todist.autograd.context() as context:
@@ -559,13 +512,10 @@ def call_without_gradients() -> None:
 
 
 def test_a_call_where_gradients_are_disabled_leaves_the_context_usable():
-    run_world(call_without_gradients, 2)
+    on_rank_zero(call_without_gradients, 2)
 
 
-@todist.auto_init_rpc()
-def call_again_after_nothing_was_sent() -> torch.Tensor | None:
-    if todist.get_rank() != 0:
-        return None
+def call_again_after_nothing_was_sent() -> torch.Tensor:
     x = torch.ones(3, requires_grad=True)
     with todist.autograd.context() as context:
         y = x * 1
@@ -577,13 +527,10 @@ def call_again_after_nothing_was_sent() -> torch.Tensor | None:
 
 
 def test_a_call_that_was_not_sent_leaves_the_context_usable():
-    assert run_world(call_again_after_nothing_was_sent, 2)[0].tolist() == [1, 1, 1]
+    assert on_rank_zero(call_again_after_nothing_was_sent, 2).tolist() == [1, 1, 1]
 
 
-@todist.auto_init_rpc()
-def arguments_of_the_partitioners_own() -> list[float] | None:
-    if todist.get_rank() != 0:
-        return None
+def arguments_of_the_partitioners_own() -> list[float]:
     x = torch.ones(3, requires_grad=True)
     with todist.autograd.context() as context:
         total = todist.remote_sync_call(torch.sum, args=(x * 1,), partitioner=1)
@@ -595,7 +542,7 @@ def arguments_of_the_partitioners_own() -> list[float] | None:
 
 
 def test_a_partitioner_may_pass_on_tensors_that_are_no_arguments():
-    assert run_world(arguments_of_the_partitioners_own, 2)[0] == pytest.approx([math.e**3] * 3)
+    assert on_rank_zero(arguments_of_the_partitioners_own, 2) == pytest.approx([math.e**3] * 3)
 
 
 class DieInBackward(torch.autograd.Function):

@@ -4,20 +4,19 @@ import copy
 import ctypes
 import pickle
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import rpc
 from torch.futures import Future
-from worlds import run_world
+from transports import InProcess, completed
+from worlds import on_rank_zero, run_world
 
 import metadist as todist
 from metadist.distributed import requests
@@ -84,10 +83,7 @@ def gradients_by_worker(items: int, function: Callable, partitioner: Callable) -
     return result["loss"].item(), [p.grad / 3 for p in model.parameters()]
 
 
-@todist.auto_init_rpc()
 def gradients_of_all_modes(items: int) -> list[tuple]:
-    if todist.get_rank() != 0:
-        return []
     modes = (gradients_in_context, gradients_by_worker)
     return [mode(items, *partition) for mode in modes for partition in PARTITIONERS]
 
@@ -95,7 +91,7 @@ def gradients_of_all_modes(items: int) -> list[tuple]:
 @pytest.mark.parametrize(("items", "size"), [(15, 1), (15, 3), (2, 3)])
 def test_loss_and_gradient_equal_one_process(items, size):
     expected_loss, expected_gradients = reference(items)
-    found = run_world(gradients_of_all_modes, size, items)[0]
+    found = on_rank_zero(gradients_of_all_modes, size, items)
     assert len(found) == 4
     for loss, gradients in found:
         assert loss == pytest.approx(expected_loss, rel=1e-12)
@@ -107,7 +103,6 @@ def loss_of_a_model_of_the_worker(batch: torch.Tensor) -> torch.Tensor:
     return make_model()(batch).square().mean()
 
 
-@todist.auto_init_rpc()
 def call_without_inputs_that_require_grad() -> torch.Tensor:
     return todist.remote_sync_call(
         loss_of_a_model_of_the_worker, args=(make_batch(2),), partitioner=0, gradient="worker"
@@ -115,7 +110,7 @@ def call_without_inputs_that_require_grad() -> torch.Tensor:
 
 
 def test_a_result_of_the_workers_own_model_has_no_gradient():
-    loss = run_world(call_without_inputs_that_require_grad, 1)[0]
+    loss = on_rank_zero(call_without_inputs_that_require_grad, 1)
     assert not loss.requires_grad
     assert loss == loss_of_a_model_of_the_worker(make_batch(2))
 
@@ -126,10 +121,7 @@ def loss_in_either_place(weight: torch.Tensor, item: torch.Tensor) -> tuple:
     return (loss, zero) if item[0] > 0 else (zero, loss)
 
 
-@todist.auto_init_rpc()
-def sum_losses_in_different_places(workers: tuple[int, int]) -> str | None:
-    if todist.get_rank() != 0:
-        return None
+def sum_losses_in_different_places(workers: tuple[int, int]) -> str:
     weight, items = torch.ones(2, requires_grad=True), torch.tensor([[1.0, 2.0], [-3.0, -5.0]])
     shards = [(worker, (weight, x), {}) for worker, x in zip(workers, items, strict=True)]
     with pytest.raises((ValueError, todist.RemoteError)) as caught:
@@ -151,7 +143,7 @@ def sum_losses_in_different_places(workers: tuple[int, int]) -> str | None:
 
 @pytest.mark.parametrize("workers", [(1, 1), (0, 1)])
 def test_losses_in_different_places_of_the_results_are_not_summed(workers):
-    message = run_world(sum_losses_in_different_places, 2, workers)[0]
+    message = on_rank_zero(sum_losses_in_different_places, 2, workers)
     assert "one scalar per result" in message
     assert "leaf 0 of one result and leaf 1 of another" in message
 
@@ -168,10 +160,7 @@ def weighted_loss(weighted: Weighted, batch: torch.Tensor) -> torch.Tensor:
     return mean_loss(weighted.model, batch)["loss"] * weighted.factors["of loss"]
 
 
-@todist.auto_init_rpc()
-def gradients_of_a_dataclass(mode: str) -> list[torch.Tensor] | None:
-    if todist.get_rank() != 0:
-        return None
+def gradients_of_a_dataclass(mode: str) -> list[torch.Tensor]:
     model, factor = make_model(), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     inputs = [factor, *model.parameters()]
     in_context = mode == "dist_autograd"
@@ -190,7 +179,7 @@ def gradients_of_a_dataclass(mode: str) -> list[torch.Tensor] | None:
 
 @pytest.mark.parametrize("mode", ["worker", "dist_autograd"])
 def test_gradients_of_tensors_in_a_dataclass(mode):
-    gradients = run_world(gradients_of_a_dataclass, 2, mode)[0]
+    gradients = on_rank_zero(gradients_of_a_dataclass, 2, mode)
     loss, expected = reference(4)
     for gradient, value in zip(gradients, [loss, *(3 * each for each in expected)], strict=True):
         torch.testing.assert_close(gradient, torch.as_tensor(value, dtype=torch.float64))
@@ -204,10 +193,7 @@ def adapted_loss(model: nn.Module, item: torch.Tensor) -> torch.Tensor:
     return mean_loss(model, item.unsqueeze(0))["loss"] * model.adapted
 
 
-@todist.auto_init_rpc()
-def losses_of_models_changed_in_place() -> tuple | None:
-    if todist.get_rank() != 0:
-        return None
+def losses_of_models_changed_in_place() -> tuple:
     model, items = make_model(), make_batch(5)
     losses = [adapted_loss(copy.deepcopy(model), item) for item in items]
     options = {
@@ -249,7 +235,6 @@ def loss_of_parameters(model: nn.Module, item: torch.Tensor, weight: nn.Paramete
     return (weight * item.mean()).sum()
 
 
-@todist.auto_init_rpc()
 def losses_of_shared_parameters() -> None:
     model, items = make_model(), make_batch(5)
     weight = next(model.parameters())
@@ -287,12 +272,12 @@ def losses_of_shared_parameters() -> None:
 
 
 def test_shared_dataclasses_and_parameters_of_a_shared_module():
-    run_world(losses_of_shared_parameters, 1)
+    on_rank_zero(losses_of_shared_parameters, 1)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_a_call_changes_in_its_model_does_not_affect_the_next_one(size):
-    run_world(losses_of_models_changed_in_place, size)
+    on_rank_zero(losses_of_models_changed_in_place, size)
 
 
 @dataclass
@@ -304,7 +289,6 @@ def loss_in_a_dataclass(model: nn.Module, batch: torch.Tensor) -> Loss:
     return Loss(model(batch).square().mean())
 
 
-@todist.auto_init_rpc()
 def results_in_a_dataclass() -> None:
     arguments = make_model(), make_batch(4)
     for worker in range(2):
@@ -317,10 +301,9 @@ def results_in_a_dataclass() -> None:
 
 
 def test_a_loss_in_a_dataclass_is_not_silently_without_gradient():
-    run_world(results_in_a_dataclass, 2)
+    on_rank_zero(results_in_a_dataclass, 2)
 
 
-@todist.auto_init_rpc()
 def worker_gradients_inside_a_context() -> None:
     x = torch.tensor(3.0, requires_grad=True)
     with todist.autograd.context(), pytest.raises(todist.UserError, match="call outside of auto"):
@@ -328,17 +311,16 @@ def worker_gradients_inside_a_context() -> None:
 
 
 def test_worker_gradients_inside_a_context_are_refused():
-    run_world(worker_gradients_inside_a_context, 1)
+    on_rank_zero(worker_gradients_inside_a_context, 1)
 
 
-@todist.auto_init_rpc()
 def a_tensor_as_args() -> None:
     with pytest.raises(TypeError, match=r"args must be a tuple .*, got a Tensor: write args=\(val"):
         todist.remote_sync_call(torch.square, args=torch.ones(2), partitioner=0)
 
 
 def test_arguments_that_are_no_tuple_are_refused():
-    run_world(a_tensor_as_args, 1)
+    on_rank_zero(a_tensor_as_args, 1)
 
 
 def nested_task(item: torch.Tensor) -> torch.Tensor:
@@ -347,42 +329,19 @@ def nested_task(item: torch.Tensor) -> torch.Tensor:
     ).sum()
 
 
-@todist.auto_init_rpc()
-def call_nested(tasks: int) -> float | None:
-    if todist.get_rank() == 0:
-        batch = torch.arange(tasks * 2, dtype=torch.float64).reshape(tasks, 2)
-        return todist.remote_sync_call(
-            nested_task,
-            args=(batch,),
-            partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
-            reducer=todist.sum_reducer,
-        ).item()
-    return None
-
-
-@todist.auto_init_rpc()
-def call_nested_one_by_one(tasks: int) -> float | None:
-    if todist.get_rank() == 0:
-        futures = [
-            remote_async_call(
-                nested_task,
-                args=(torch.tensor([i, i + 1.0], dtype=torch.float64),),
-                partitioner=i % todist.get_world_size(),
-            )
-            for i in range(tasks)
-        ]
-        return sum(future.wait().item() for future in futures)
-    return None
+def call_nested(tasks: int) -> float:
+    batch = torch.arange(tasks * 2, dtype=torch.float64).reshape(tasks, 2)
+    return todist.remote_sync_call(
+        nested_task,
+        args=(batch,),
+        partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
+        reducer=todist.sum_reducer,
+    ).item()
 
 
 def test_two_levels_on_two_workers_do_not_deadlock():
     expected = float((torch.arange(400, dtype=torch.float64) ** 2).sum())
-    assert run_world(call_nested, 2, 200)[0] == expected
-
-
-def test_two_levels_called_one_by_one_do_not_deadlock():
-    expected = float(sum(i**2 + (i + 1) ** 2 for i in range(100)))
-    assert run_world(call_nested_one_by_one, 2, 100)[0] == expected
+    assert on_rank_zero(call_nested, 2, 200) == expected
 
 
 def bounce(depth: int) -> int:
@@ -392,96 +351,48 @@ def bounce(depth: int) -> int:
     )
 
 
-@todist.auto_init_rpc()
-def call_back_and_forth(depth: int) -> int | None:
-    return bounce(depth) if todist.get_rank() == 0 else None
-
-
 def test_two_workers_may_nest_many_calls():
-    assert run_world(call_back_and_forth, 2, 160)[0] == 161
+    assert on_rank_zero(bounce, 2, 160) == 161
 
 
-def fail(item: torch.Tensor) -> None:
-    if item.item() == 1:
-        raise KeyError("the second item is bad")
-
-
-@todist.auto_init_rpc()
-def call_failing() -> str | None:
-    if todist.get_rank() == 0:
-        with pytest.raises(todist.RemoteError) as caught:
-            todist.remote_sync_call(fail, args=(torch.arange(2),))
-        assert caught.value.worker == "worker1"
-        assert "in fail" in caught.value.remote_traceback
-        # RPC still works.
-        return todist.remote_sync_call(str, args=(5,), partitioner=1)
-    return None
-
-
-def test_a_remote_error_names_its_worker_and_carries_its_traceback():
-    assert run_world(call_failing, 2)[0] == "5"
-
-
-@todist.auto_init_rpc()
-def call_by_number_name_and_function() -> list | None:
-    if todist.get_rank() == 0:
-        by_function = todist.remote_sync_call(
-            todist.get_rank,
-            partitioner=lambda: [("worker1", (), {}), (0, (), {}), (1, (), {})],
-        )
-        return [
-            todist.remote_sync_call(todist.get_rank, partitioner=1),
-            todist.remote_sync_call(todist.get_rank, partitioner="worker0"),
-            by_function,
-            todist.remote_sync_call(
-                todist.get_rank, partitioner=lambda: [(1, (), {})] * 3, reducer=len
-            ),
-        ]
-    return None
+def call_by_number_name_and_function() -> list:
+    by_function = todist.remote_sync_call(
+        todist.get_rank,
+        partitioner=lambda: [("worker1", (), {}), (0, (), {}), (1, (), {})],
+    )
+    return [
+        todist.remote_sync_call(todist.get_rank, partitioner=1),
+        todist.remote_sync_call(todist.get_rank, partitioner="worker0"),
+        by_function,
+        todist.remote_sync_call(
+            todist.get_rank, partitioner=lambda: [(1, (), {})] * 3, reducer=len
+        ),
+    ]
 
 
 def test_partitioner_by_number_name_and_function():
-    assert run_world(call_by_number_name_and_function, 2)[0] == [1, 0, [1, 0, 1], 3]
+    assert on_rank_zero(call_by_number_name_and_function, 2) == [1, 0, [1, 0, 1], 3]
 
 
-@todist.auto_init_rpc()
-def call_unknown_worker() -> list[str] | None:
-    if todist.get_rank() == 0:
-        messages = []
-        for worker in (2, -1, "worker7"):
-            with pytest.raises(todist.UserError) as caught:
-                todist.remote_sync_call(todist.get_rank, partitioner=worker)
-            messages.append(str(caught.value))
-            # Nothing is sent, so there is no future to wait for.
-            with pytest.raises(todist.UserError):
-                todist.remote_async_call(todist.get_rank, partitioner=worker)
-        return messages
-    return None
+def call_unknown_worker() -> list[str]:
+    messages = []
+    for worker in (2, -1, "worker7"):
+        with pytest.raises(todist.UserError) as caught:
+            todist.remote_sync_call(todist.get_rank, partitioner=worker)
+        messages.append(str(caught.value))
+        # Nothing is sent, so there is no future to wait for.
+        with pytest.raises(todist.UserError):
+            todist.remote_async_call(todist.get_rank, partitioner=worker)
+    return messages
 
 
 def test_a_worker_that_is_not_there_is_named():
-    messages = run_world(call_unknown_worker, 2)[0]
+    messages = on_rank_zero(call_unknown_worker, 2)
     assert "worker 2" in messages[0] and "worker7" in messages[2]
 
 
 def wait_until_told() -> None:
     assert not wait_for_keys(current_transport().store, ["timed out"], timeout=50.0)
-
-
-@todist.auto_init_rpc()
-def call_too_slow() -> float | None:
-    if todist.get_rank() == 0:
-        start = time.monotonic()
-        with pytest.raises(TimeoutError, match="worker1"):
-            todist.remote_sync_call(wait_until_told, partitioner=1, timeout=0.5)
-        seconds = time.monotonic() - start
-        current_transport().store.set("timed out", "yes")
-        return seconds
-    return None
-
-
-def test_a_call_that_takes_too_long_times_out():
-    assert 0.4 < run_world(call_too_slow, 2)[0] < 50
 
 
 @todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.5))
@@ -500,10 +411,7 @@ def test_a_call_with_timeout_zero_outlasts_the_default_timeout():
     assert run_world(call_patiently, 2)[0] == "answered"
 
 
-@todist.auto_init_rpc()
 def call_with_limits() -> list[str]:
-    if todist.get_rank() != 0:
-        return []
     found = [
         str(todist.remote_sync_call(todist.get_rank, partitioner=1, timeout=timeout))
         for timeout in (1e7, float("inf"))
@@ -518,7 +426,7 @@ def call_with_limits() -> list[str]:
 
 
 def test_any_limit_of_seconds():
-    assert run_world(call_with_limits, 2)[0] == ["1", "1"]
+    assert on_rank_zero(call_with_limits, 2) == ["1", "1"]
 
 
 def exit_in_the_reducer(results: list) -> None:
@@ -545,30 +453,24 @@ def test_the_reducer_of_an_asynchronous_call_may_exit_and_has_the_callers_grad_m
     assert run_world(reduce_later, 2) == [[True, False]] * 2
 
 
-@todist.auto_init_rpc()
-def call_without_gradient() -> bool | None:
-    if todist.get_rank() == 0:
-        model = make_model()
-        result = todist.remote_sync_call(mean_loss, args=(model, make_batch(4)), reducer=list)
-        return result[0]["loss"].requires_grad
-    return None
+def call_without_gradient() -> bool:
+    model = make_model()
+    result = todist.remote_sync_call(mean_loss, args=(model, make_batch(4)), reducer=list)
+    return result[0]["loss"].requires_grad
 
 
 def test_outside_of_a_context_results_have_no_graph():
-    assert run_world(call_without_gradient, 1)[0] is False
+    assert on_rank_zero(call_without_gradient, 1) is False
 
 
-@todist.auto_init_rpc()
-def send_a_lambda() -> str | None:
-    if todist.get_rank() == 0:
-        with pytest.raises(TypeError) as caught:
-            todist.remote_sync_call(lambda: 1, partitioner=1)
-        return str(caught.value)
-    return None
+def send_a_lambda() -> str:
+    with pytest.raises(TypeError) as caught:
+        todist.remote_sync_call(lambda: 1, partitioner=1)
+    return str(caught.value)
 
 
 def test_a_function_that_cannot_be_sent_is_refused_with_a_sentence():
-    assert "top level" in run_world(send_a_lambda, 2)[0]
+    assert "top level" in on_rank_zero(send_a_lambda, 2)
 
 
 class NestedTooDeeply:
@@ -576,10 +478,7 @@ class NestedTooDeeply:
         raise RecursionError
 
 
-@todist.auto_init_rpc()
-def send_what_fails_in_various_ways() -> list[str] | None:
-    if todist.get_rank() != 0:
-        return None
+def send_what_fails_in_various_ways() -> list[str]:
     x, arguments = torch.ones(2, requires_grad=True), (ctypes.c_char_p(b"x"), NestedTooDeeply())
     messages = []
     with todist.autograd.context() as context:
@@ -600,7 +499,7 @@ def send_what_fails_in_various_ways() -> list[str] | None:
 
 
 def test_every_error_of_pickling_arguments_is_one_sentence():
-    messages = run_world(send_what_fails_in_various_ways, 2)[0]
+    messages = on_rank_zero(send_what_fails_in_various_ways, 2)
     assert "(ctypes objects containing pointers cannot be pickled)" in messages[0]
     assert "(RecursionError)" in messages[1] and messages[2:] == messages[:2]
 
@@ -609,7 +508,6 @@ def never_sent(*_: Any, **__: Any) -> Future:
     raise RuntimeError("the agent is not running")
 
 
-@todist.auto_init_rpc()
 def send_without_the_agent() -> list[float]:
     x = torch.ones(2, requires_grad=True)
     with todist.autograd.context() as context:
@@ -625,13 +523,10 @@ def send_without_the_agent() -> list[float]:
 
 
 def test_an_error_of_the_transport_is_raised_as_it_is():
-    assert run_world(send_without_the_agent, 1) == [[1, 1]]
+    assert on_rank_zero(send_without_the_agent, 1) == [1, 1]
 
 
-@todist.auto_init_rpc()
-def send_a_model_with_a_local_hook() -> str | None:
-    if todist.get_rank() != 0:
-        return None
+def send_a_model_with_a_local_hook() -> str:
     model = make_model()
     list(model.children())[-1].register_forward_pre_hook(lambda *_: None)
     with pytest.raises(TypeError) as caught:
@@ -640,7 +535,7 @@ def send_a_model_with_a_local_hook() -> str | None:
 
 
 def test_the_part_of_a_model_that_cannot_be_sent_is_named():
-    message = run_world(send_a_model_with_a_local_hook, 1)[0]
+    message = on_rank_zero(send_a_model_with_a_local_hook, 1)
     assert message.startswith("'mean_loss' or its arguments cannot be pickled (")
     assert "._forward_pre_hooks: Can't" in message or "._forward_pre_hooks: can't" in message
 
@@ -666,10 +561,7 @@ class OnlyThere:
         return getattr, (max, "only_there")
 
 
-@todist.auto_init_rpc()
-def call_what_fails(gradient: str) -> list[str] | None:
-    if todist.get_rank() != 0:
-        return None
+def call_what_fails(gradient: str) -> list[str]:
     messages = []
     for function, args in ((exit_in_a_call, (3,)), (Unpicklable, ()), (Unloadable, ())):
         with pytest.raises(todist.RemoteError) as caught:
@@ -691,7 +583,7 @@ def call_what_fails(gradient: str) -> list[str] | None:
 
 @pytest.mark.parametrize("gradient", ["dist_autograd", "worker"])
 def test_an_exit_and_a_result_that_cannot_be_transferred_are_errors_of_the_call(gradient):
-    exited, unpicklable, unloadable = run_world(call_what_fails, 2, gradient)[0]
+    exited, unpicklable, unloadable = on_rank_zero(call_what_fails, 2, gradient)
     assert "worker1 (rank 1" in exited and "raised SystemExit: 3" in exited
     assert unpicklable.startswith("worker1 (rank 1")
     assert "cannot be transferred" in unpicklable and "this does not pickle" in unpicklable
@@ -710,10 +602,7 @@ def total(parts: list[torch.Tensor]) -> float:
     return sum(part.sum().item() for part in parts)
 
 
-@todist.auto_init_rpc()
-def pass_results_on() -> tuple | None:
-    if todist.get_rank():
-        return None
+def pass_results_on() -> tuple:
     numbers = torch.arange(8.0)
     results = todist.remote_sync_call(doubled, args=(numbers,))
     totals = todist.remote_sync_call(total, args=(results,))
@@ -724,50 +613,35 @@ def pass_results_on() -> tuple | None:
 
 
 def test_results_of_a_call_are_arguments_and_results_of_others():
-    first, _ = run_world(pass_results_on, 2)
-    assert first == ([4.0, 4.0], [20.0, 36.0], [[8.0, 12.0], [16.0, 20.0]])
+    assert on_rank_zero(pass_results_on, 2) == (
+        [4.0, 4.0],
+        [20.0, 36.0],
+        [[8.0, 12.0], [16.0, 20.0]],
+    )
 
 
-class FrozenWorkers:
-    """A transport whose workers neither answer a call nor, if `alive` is False, a ping."""
-
-    names: ClassVar[list[str]] = ["worker0", "worker1", "worker2"]
-    ping_timeout = 1.0
-    timeout = 300.0
-    carries_devices = records_autograd = False
+class FrozenWorkers(InProcess):
+    """Its workers neither answer a call nor, if `alive` is False, a ping."""
 
     def __init__(self, alive: bool) -> None:
-        self.store = dist.HashStore()
+        super().__init__("worker0", "worker1", "worker2")
         self.alive = alive
         self.unanswered: list[Future] = []
-        self.pinged: list[str] = []
-
-    def open(self) -> None: ...
-
-    def close(self, graceful: bool) -> None: ...
 
     def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
-        response: Future = Future()
         if worker == "worker0":
-            response.set_result(request.respond())
-        else:
-            self.unanswered.append(response)
-        return response
+            return super().send(worker, request, timeout)
+        self.unanswered.append(Future())
+        return self.unanswered[-1]
 
     def ping(self, worker: str) -> Future:
-        self.pinged.append(worker)
-        answer: Future = Future()
-        if self.alive or worker == "worker0":
-            answer.set_result(None)
-            if len(self.pinged) == 5:  # busy for five pings, then it answers
-                for response in self.unanswered:
-                    response.set_result([WorkerResponse(7, None)])
-        else:
-            answer.set_exception(RuntimeError("no answer"))
+        answer = super().ping(worker)
+        if not self.alive and worker != "worker0":
+            return completed(RuntimeError("no answer"))
+        if len(self.pinged) == 5:  # busy for five pings, then it answers
+            for response in self.unanswered:
+                response.set_result([WorkerResponse(7, None)])
         return answer
-
-    def is_timeout(self, error: Exception) -> bool:
-        return False
 
 
 def call_frozen_workers(alive: bool, call: Callable) -> tuple:
@@ -813,7 +687,6 @@ def test_a_worker_that_answers_pings_is_waited_for(call):
     assert message == "[2, 7]" and pinged == ["worker1"] * 5
 
 
-@todist.auto_init_rpc()
 def call_with_wrong_functions() -> list[str]:
     messages = []
     for func, options in (
@@ -829,7 +702,7 @@ def call_with_wrong_functions() -> list[str]:
 
 
 def test_wrong_functions_are_refused_before_the_call():
-    reducer, partitioner, shards, func = run_world(call_with_wrong_functions, 1)[0]
+    reducer, partitioner, shards, func = on_rank_zero(call_with_wrong_functions, 1)
     assert reducer.startswith("reducer must be a function of the list of results")
     assert partitioner.startswith("partitioner must be a function, or the rank or name of a worker")
     assert shards.endswith("it returned None.")

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from torch.futures import Future
-from worlds import run_world
+from worlds import on_rank_zero
 
 import metadist as todist
 
@@ -60,10 +60,7 @@ class Scaler:
         return batch.sum() * self.scale
 
 
-@todist.auto_init_rpc()
-def call_them() -> dict | None:
-    if todist.get_rank() != 0:
-        return None
+def call_them() -> dict:
     batch = torch.arange(7.0)
     future = mean(batch)
     assert isinstance(future, Future)
@@ -98,8 +95,7 @@ def test_a_decorated_function_is_partitioned_mapped_and_reduced(size):
         # with its item: (3 w)^2 / 2, d/dw = 9 w.
         "gradient": [54.0, 54.0] if size == 1 else [9.0, 18.0],
     }
-    result = run_world(call_them, size)[0]
-    assert result == expected
+    assert on_rank_zero(call_them, size) == expected
 
 
 @todist.parallelize_async(reducer=todist.mean_reducer, gradient="worker")
@@ -107,7 +103,6 @@ def later_loss(weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return (batch * weight.sum()).square().mean()
 
 
-@todist.auto_init_rpc()
 def differentiate_later() -> list[float]:
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
     later_loss(weight, torch.tensor([3.0, 3.0])).wait().backward()
@@ -115,7 +110,7 @@ def differentiate_later() -> list[float]:
 
 
 def test_a_call_that_returns_a_future_has_gradients_of_the_workers():
-    assert run_world(differentiate_later, 1) == [[54.0, 54.0]]
+    assert on_rank_zero(differentiate_later, 1) == [54.0, 54.0]
 
 
 @todist.parallelize_sync(partitioner=1, timeout=0.5)
@@ -128,26 +123,19 @@ def sleep_async(seconds: float) -> None:
     time.sleep(seconds)
 
 
-@todist.auto_init_rpc()
 def call_the_sleeping() -> None:
-    if todist.get_rank() == 0:
-        with pytest.raises(TimeoutError):
-            sleep_sync(3.0)
-        with pytest.raises(TimeoutError):
-            sleep_async(3.0).wait()
+    with pytest.raises(TimeoutError):
+        sleep_sync(3.0)
+    with pytest.raises(TimeoutError):
+        sleep_async(3.0).wait()
 
 
 def test_a_call_takes_no_longer_than_its_timeout():
-    run_world(call_the_sleeping, 2)
-
-
-@todist.auto_init_rpc()
-def call_on_one() -> tuple | None:
-    return on_one(torch.tensor([1.0, 2.0])) if todist.get_rank() == 0 else None
+    on_rank_zero(call_the_sleeping, 2)
 
 
 def test_a_workers_number_serves_as_partitioner():
-    assert run_world(call_on_one, 2)[0] == (1, [1.0, 2.0])
+    assert on_rank_zero(on_one, 2, torch.tensor([1.0, 2.0])) == (1, [1.0, 2.0])
 
 
 def test_decorated_functions_pickle_by_name_and_keep_name_and_signature():
@@ -157,11 +145,7 @@ def test_decorated_functions_pickle_by_name_and_keep_name_and_signature():
     assert repr(total) == f"<parallelized {__name__}.total>"
 
 
-@todist.auto_init_rpc()
-def call_a_nested_function() -> list[str] | None:
-    if todist.get_rank() != 0:
-        return None
-
+def call_a_nested_function() -> list[str]:
     @todist.parallelize()
     def inner(batch: torch.Tensor) -> torch.Tensor:
         return batch
@@ -175,7 +159,7 @@ def call_a_nested_function() -> list[str] | None:
 
 
 def test_a_function_that_workers_cannot_find_is_refused_with_a_sentence():
-    assert all("top level" in message for message in run_world(call_a_nested_function, 2)[0])
+    assert all("top level" in message for message in on_rank_zero(call_a_nested_function, 2))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from worlds import run_world
+from worlds import on_rank_zero
 
 import metadist as todist
 from metadist.distributed.partitioners import as_shards, balanced_bounds
@@ -235,55 +235,7 @@ def test_any_tensors_come_back_whole_and_in_order(batches, workers, exclusive, k
     assert all(args[1] == "the same" for _, args, _ in shards)
 
 
-def rank_and_items(batch: torch.Tensor) -> tuple[int, list[float]]:
-    return todist.get_rank(), batch.tolist()
-
-
-@todist.auto_init_rpc()
-def call_by_each() -> list | None:
-    if todist.get_rank() != 0:
-        return None
-    each = todist.dim_partitioner(0, exclusive=True, keepdim=False)
-    return [
-        list(todist.remote_sync_call(rank_and_items, args=(torch.arange(3.0),), partitioner=one))
-        for one in (todist.batch_partitioner, todist.exclusive_batch_partitioner, each)
-    ]
-
-
-@pytest.mark.parametrize(("size", "ranks"), [(1, [0, 0, 0]), (2, [0, 0, 1])])
-def test_each_partitioner_in_a_real_world(size, ranks):
-    whole, kept, removed = run_world(call_by_each, size)[0]
-    assert [item for _, items in whole for item in items] == [0.0, 1.0, 2.0]
-    assert [rank for rank, items in whole for _ in items] == ranks
-    assert kept == [(rank, [float(item)]) for item, rank in enumerate(ranks)]
-    assert removed == [(rank, float(item)) for item, rank in enumerate(ranks)]
-
-
-@todist.auto_init_rpc()
-def call_chosen_workers() -> dict | None:
-    if todist.get_rank() != 0:
-        return None
-    batch = torch.arange(3.0)
-    return {
-        str(workers): todist.remote_sync_call(
-            rank_and_items, args=(batch,), partitioner=todist.dim_partitioner(0, workers=workers)
-        )
-        for workers in ([1], ["worker2", 0], [2, 1])
-    }
-
-
-def test_chosen_workers_by_number_and_by_name_in_a_real_world():
-    assert run_world(call_chosen_workers, 3)[0] == {
-        "[1]": [(1, [0.0, 1.0, 2.0])],
-        "['worker2', 0]": [(2, [0.0, 1.0]), (0, [2.0])],
-        "[2, 1]": [(2, [0.0, 1.0]), (1, [2.0])],
-    }
-
-
-@todist.auto_init_rpc()
-def call_with_no_items() -> list | None:
-    if todist.get_rank() != 0:
-        return None
+def call_with_no_items() -> list:
     nothing = torch.zeros(0, 2)
     without = todist.remote_sync_call(torch.square, args=(nothing,))
     future = todist.remote_async_call(torch.square, args=(nothing,)).wait()
@@ -293,7 +245,7 @@ def call_with_no_items() -> list | None:
 
 
 def test_no_items_make_no_shards_and_nothing_to_reduce():
-    assert run_world(call_with_no_items, 2)[0] == [[], []]
+    assert on_rank_zero(call_with_no_items, 2) == [[], []]
 
 
 def test_a_shard_is_a_triple_that_knows_its_size():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from worlds import run_world
+from worlds import on_rank_zero
 
 import metadist as todist
 from metadist.distributed.reducers import (
@@ -41,12 +41,6 @@ def test_the_mean_of_uneven_shards_is_the_mean_of_all_items(sizes):
     )
     sums = todist.ShardResults([part.sum(0) for part in parts], sizes)
     torch.testing.assert_close(todist.sum_reducer(sums), everything.sum(0), rtol=1e-14, atol=1e-14)
-
-
-def test_a_plain_list_counts_each_result_once():
-    results = [torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0])]
-    assert todist.mean_reducer(results).tolist() == [2.5, 5.0]
-    assert todist.sum_reducer(results).tolist() == [5.0, 10.0]
 
 
 def test_reducers_work_leaf_by_leaf_and_keep_the_structure():
@@ -203,11 +197,8 @@ def one_item(item: torch.Tensor) -> dict:
     return {"value": item.sin(), "right": item > 0, "n": 1}
 
 
-@todist.auto_init_rpc()
 def reduce_in_a_world() -> list[dict]:
     """By the mean and by the sum."""
-    if todist.get_rank() != 0:
-        return []
     return [
         todist.remote_sync_call(
             one_item,
@@ -223,30 +214,10 @@ def test_the_same_bits_in_worlds_of_one_two_and_three():
     sines = items(15, torch.float32).sin().double()
     flags = (items(15, torch.float32) > 0).double()
     for size in (1, 2, 3):
-        for over, result in zip((15, 1), run_world(reduce_in_a_world, size)[0], strict=True):
+        for over, result in zip((15, 1), on_rank_zero(reduce_in_a_world, size), strict=True):
             assert torch.equal(result["value"], (sines.sum(0) / over).float())
             torch.testing.assert_close(result["right"].double(), flags.sum(0) / over)
             assert result["n"] == pytest.approx(15 / over)
-
-
-def spread(results: list) -> float:
-    return max(results) - min(results)
-
-
-@todist.auto_init_rpc()
-def reduce_by_a_plain_function() -> float | None:
-    if todist.get_rank() == 0:
-        return todist.remote_sync_call(
-            torch.Tensor.item,
-            args=(torch.tensor([3.0, -1.0, 7.0]),),
-            partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
-            reducer=spread,
-        )
-    return None
-
-
-def test_a_plain_function_serves_as_reducer():
-    assert run_world(reduce_by_a_plain_function, 2)[0] == 8.0
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
@@ -257,23 +228,6 @@ def test_means_of_integers_are_float64(dtype):
     exact = np.stack([value.numpy().astype(np.float64) for value in values])
     assert mean.dtype is torch.float64  # float32 has no 2**24 + 1
     assert mean.tolist() == (np.array([1.0, 2.0]) @ exact / 3).tolist()
-
-
-@pytest.mark.parametrize("sizes", [[1, 1], [3, 2, 2], [1, 9]])
-def test_reducers_against_numpy(sizes):
-    rows = np.random.default_rng(0).normal(size=(sum(sizes), 4)).astype(np.float32)
-    exact = rows.astype(np.float64)
-    bounds = np.cumsum(sizes)[:-1]
-    means = [torch.from_numpy(part.mean(0)) for part in np.split(exact, bounds)]
-    shards = todist.ShardResults(means, sizes)
-    np.testing.assert_allclose(todist.mean_reducer(shards), exact.mean(0), rtol=1e-12, atol=1e-15)
-    of_items = SumReducer(of_items=True)(shards)
-    np.testing.assert_allclose(of_items, exact.sum(0), rtol=1e-12, atol=1e-14)
-    of_shards = todist.sum_reducer(shards)
-    np.testing.assert_allclose(of_shards, np.stack(means).sum(0), rtol=1e-12, atol=1e-14)
-    items = [torch.from_numpy(row) for row in rows]
-    np.testing.assert_array_equal(todist.sum_reducer(items), exact.sum(0).astype(np.float32))
-    np.testing.assert_array_equal(todist.mean_reducer(items), exact.mean(0).astype(np.float32))
 
 
 def test_a_sum_with_float_weights_makes_floats_of_integers():

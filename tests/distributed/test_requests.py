@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
-from worlds import run_world
+from transports import InProcess, completed
+from worlds import on_rank_zero, run_world
 
 import metadist as todist
 from metadist.distributed.rendezvous import wait_for_keys
@@ -76,11 +75,8 @@ def own_copies(model: nn.Module, batch: torch.Tensor) -> list:
     ]
 
 
-@todist.auto_init_rpc()
-def call_over_trees(fanouts: list[int]) -> list | None:
+def call_over_trees(fanouts: list[int]) -> list:
     """What rank zero gets with each fanout."""
-    if todist.get_rank() != 0:
-        return None
     outcomes = []
     for fanout in fanouts:
         model, batch = make_model(), make_batch()
@@ -106,7 +102,7 @@ def call_over_trees(fanouts: list[int]) -> list | None:
 
 
 def test_results_and_gradients_do_not_depend_on_the_fanout():
-    outcomes = run_world(call_over_trees, WORKERS, [WORKERS, 1, 2, 3])[0]
+    outcomes = on_rank_zero(call_over_trees, WORKERS, [WORKERS, 1, 2, 3])
     (total, in_order, none), losses, gradients = outcomes[0]
     assert (total, none) == (sum(range(WORKERS)), None)
     assert in_order == [*reversed(range(WORKERS)), 2, 3]
@@ -152,10 +148,7 @@ def test_a_worker_sends_to_at_most_fanout_others(fanout, expected):
     assert run_world(count_messages, WORKERS, fanout) == expected
 
 
-@todist.auto_init_rpc()
-def call_what_fails() -> list[str] | None:
-    if todist.get_rank() != 0:
-        return None
+def call_what_fails() -> list[str]:
     options = {"args": (make_batch(),), "fanout": 2}
     with pytest.raises(todist.RemoteError) as caught:
         todist.remote_sync_call(fail_on_last, **options)
@@ -170,7 +163,7 @@ def call_what_fails() -> list[str] | None:
 
 
 def test_errors_are_those_of_the_worker_that_raised_them():
-    text, worker, traceback, refused, unequal, late = run_world(call_what_fails, WORKERS)[0]
+    text, worker, traceback, refused, unequal, late = on_rank_zero(call_what_fails, WORKERS)
     assert worker == f"worker{WORKERS - 1}"
     assert f"{worker} (rank {WORKERS - 1} on " in text and "LookupError: no such item" in text
     assert text.count("traceback on") == 1
@@ -180,37 +173,15 @@ def test_errors_are_those_of_the_worker_that_raised_them():
     assert "did not respond within" in late
 
 
-class OneResponse:
-    """A transport that gives every request the same response, or error."""
-
-    names: ClassVar[list[str]] = ["worker0"]
-    ping_timeout = 1.0
-    timeout = 300.0
-    carries_devices = records_autograd = False
+class OneResponse(InProcess):
+    """Gives every request the same response, or error."""
 
     def __init__(self, response: RemoteFailure | TimeoutError) -> None:
+        super().__init__("worker0")
         self.response = response
-        self.store = dist.HashStore()
-
-    def open(self) -> None: ...
-
-    def close(self, graceful: bool) -> None: ...
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
-        future: Future = Future()
-        if isinstance(self.response, Exception):
-            future.set_exception(self.response)
-        else:
-            future.set_result(self.response)
-        return future
-
-    def ping(self, worker: str) -> Future:
-        future: Future = Future()
-        future.set_result(None)
-        return future
-
-    def is_timeout(self, error: Exception) -> bool:
-        return "timed out" in str(error)
+        return completed(self.response)
 
 
 def test_a_timeout_below_a_worker_is_one_of_the_call():
@@ -226,20 +197,16 @@ def test_a_timeout_below_a_worker_is_one_of_the_call():
     todist.shutdown_rpc(graceful=False)
 
 
-class ReceiversInOrder(OneResponse):
-    """Runs requests at once, and records the workers that get them."""
-
-    names: ClassVar[list[str]] = ["worker0", "worker1", "worker2"]
+class ReceiversInOrder(InProcess):
+    """Records the workers that get requests."""
 
     def __init__(self) -> None:
-        self.store = dist.HashStore()
+        super().__init__("worker0", "worker1", "worker2")
         self.receivers: list[str] = []
 
     def send(self, worker: str, request: Request, timeout: float | None) -> Future:
         self.receivers.append(worker)
-        future: Future = Future()
-        future.set_result(request.respond())
-        return future
+        return super().send(worker, request, timeout)
 
 
 def test_the_request_to_the_own_process_is_the_last_one(monkeypatch):
@@ -289,11 +256,10 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum()
 
 
-@todist.auto_init_rpc()
 def call_each(ranks: list[int]) -> list:
     """What each worker does with its arguments and results, on each of some ranks."""
     found = []
-    for rank in ranks if todist.get_rank() == 0 else ():
+    for rank in ranks:
         module, x = nn.BatchNorm1d(2), torch.zeros(1)
         module.history = [0]
         result = todist.remote_sync_call(changes_its_arguments, args=(module, x), partitioner=rank)
@@ -323,7 +289,7 @@ def call_each(ranks: list[int]) -> list:
 
 
 def test_a_request_to_the_own_process_copies_arguments_and_results_like_others():
-    own, other = run_world(call_each, 2, [0, 1])[0]
+    own, other = on_rank_zero(call_each, 2, [0, 1])
     assert str(own) == str(other)
     assert own[:4] == [2, [True, [0], [0, 0], 0, None], 1 + 4, 0] and own[4].tolist() == [3, 3]
     assert own[5] == ["RemoteError", "TypeError", "RemoteError"]
@@ -333,10 +299,9 @@ def wait_for(key: str) -> bool:
     return not wait_for_keys(current_transport().store, [key], timeout=50.0)
 
 
-@todist.auto_init_rpc()
 def time_out(ranks: list[int]) -> list:
     results: list = []
-    for rank in ranks if todist.get_rank() == 0 else ():
+    for rank in ranks:
         waiting = {
             timeout: todist.remote_async_call(
                 wait_for, args=(f"timed out/{rank}",), partitioner=rank, timeout=timeout
@@ -351,7 +316,7 @@ def time_out(ranks: list[int]) -> list:
 
 
 def test_a_request_to_the_own_process_has_the_timeout_of_others():
-    results = run_world(time_out, 2, [0, 1])[0]
+    results = on_rank_zero(time_out, 2, [0, 1])
     assert results[1:3] == results[4:] == [True, True]
     for rank in (0, 1):
         assert results[3 * rank].startswith(f"worker{rank} (rank {rank}")
@@ -366,10 +331,7 @@ def part_for_worker_1(x: Tensor) -> list[tuple]:
     return [(1, (x[2:],), {})]
 
 
-@todist.auto_init_rpc()
-def send_views_without_elements() -> list | None:
-    if todist.get_rank():
-        return None
+def send_views_without_elements() -> list:
     shapes = []
     view = torch.zeros(4, 0, 3)[1:]
     split = (todist.batch_partitioner, todist.exclusive_batch_partitioner, part_for_worker_1)
@@ -381,7 +343,7 @@ def send_views_without_elements() -> list | None:
 
 def test_views_without_elements_are_sent():
     """PyTorch aborts a process that receives one with a storage offset."""
-    shapes = run_world(send_views_without_elements, 2)[0]
+    shapes = on_rank_zero(send_views_without_elements, 2)
     assert shapes == [[(2, 0)], [(2, 0)], [(2, 0)] * 2, [(2, 0)] * 3, [(2, 0)]]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import _internal_rpc_pickler
-from worlds import RankFailed, run_world
+from worlds import RankFailed, on_rank_zero, run_world
 
 import metadist as todist
 from metadist.deadlines import wait_until
@@ -210,21 +210,27 @@ def trainer_name(world_rank: int, world_size: int, local_rank: int, local_world_
     return f"trainer-{world_rank}-{world_size}-{local_rank}-{local_world_size}"
 
 
+def own_name() -> str:
+    return todist.get_world_info().worker_name
+
+
 @todist.auto_init_rpc(worker_name_format=trainer_name)
 def call_by_given_names() -> tuple:
     size = todist.get_world_size()
     names = [trainer_name(rank, size, rank, size) for rank in range(size)]
-    called = [todist.remote_sync_call(todist.get_rank, partitioner=name) for name in names]
+    called = [todist.remote_sync_call(own_name, partitioner=name) for name in names]
+    value = todist.rpc.RRef(called).to_here()  # as TorchOpt's programs do
+    assert value == names and own_name() == names[todist.get_rank()]
     with pytest.raises(todist.UserError, match="trainer-0"):
         todist.get_worker_id("worker0")
     todist.barrier(names)
-    return called, [todist.get_worker_id(name) for name in names], todist.get_worker_id()
+    return [todist.get_worker_id(name) for name in names], todist.get_worker_id()
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_workers_go_by_the_names_they_were_given(size):
     ranks = list(range(size))
-    assert run_world(call_by_given_names, size) == [(ranks, ranks, rank) for rank in ranks]
+    assert run_world(call_by_given_names, size) == [(ranks, rank) for rank in ranks]
 
 
 happened: list[tuple] = []
@@ -335,10 +341,7 @@ def use(shared: Shared, model: torch.nn.Module, item: torch.Tensor) -> float:
     return item.sum().item()
 
 
-@todist.auto_init_rpc()
-def count_pickled_and_messages(tasks: int) -> tuple[int, list[int]] | None:
-    if todist.get_rank() != 0:
-        return None
+def count_pickled_and_messages(tasks: int) -> tuple[int, list[int]]:
     sent: list[int] = []
     serialize = _internal_rpc_pickler.serialize
 
@@ -363,7 +366,7 @@ def count_pickled_and_messages(tasks: int) -> tuple[int, list[int]] | None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_what_tasks_share_is_sent_once_to_each_worker(size):
-    pickled, messages = run_world(count_pickled_and_messages, size, 32)[0]
+    pickled, messages = on_rank_zero(count_pickled_and_messages, size, 32)
     assert pickled == size
     model = 4 * (300 * 300 + 300)
     tasks = 32 / size * 4 * 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds import run_world
+from worlds import on_rank_zero, run_world
 
 import metadist as todist
 
@@ -50,10 +50,7 @@ def sine_elsewhere(x: torch.Tensor) -> torch.Tensor:
     return todist.remote_sync_call(torch.sin, args=(x,), partitioner=neighbour)
 
 
-@todist.auto_init_rpc()
-def differentiate_many(calls: int) -> float | None:
-    if todist.get_rank() != 0:
-        return None
+def differentiate_many(calls: int) -> float:
     x = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     with todist.autograd.context() as context:
         futures = [
@@ -65,14 +62,11 @@ def differentiate_many(calls: int) -> float | None:
 
 
 def test_a_hundred_nested_calls_one_by_one_in_a_context_do_not_deadlock():
-    gradient = run_world(differentiate_many, 2, 100)[0]
+    gradient = on_rank_zero(differentiate_many, 2, 100)
     assert gradient == pytest.approx(100 * math.cos(1.0), rel=1e-12)
 
 
-@todist.auto_init_rpc()
-def call_two_thousand(way: str) -> tuple[float, float, int] | None:
-    if todist.get_rank() != 0:
-        return None
+def call_two_thousand(way: str) -> tuple[float, float, int]:
     items = torch.arange(4000, dtype=torch.float64).reshape(2000, 2)
     before = threading.active_count()
     start = time.monotonic()
@@ -97,16 +91,13 @@ def call_two_thousand(way: str) -> tuple[float, float, int] | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["grouped", "one by one"])
 def test_two_thousand_nested_calls(way):
-    total, seconds, threads = run_world(call_two_thousand, 2, way, timeout=300)[0]
+    total, seconds, threads = on_rank_zero(call_two_thousand, 2, way, timeout=300)
     assert total == (torch.arange(4000, dtype=torch.float64) ** 2).sum().item()
     print(f"2,000 nested calls {way}: {seconds:.1f} s, {threads} threads more")
     assert seconds < 240
 
 
-@todist.auto_init_rpc()
-def call_and_fail(times: int) -> int | None:
-    if todist.get_rank() != 0:
-        return None
+def call_and_fail(times: int) -> int:
     failed = 0
     for i in range(times):
         try:
@@ -118,7 +109,7 @@ def call_and_fail(times: int) -> int | None:
 
 
 def test_many_failed_calls_leave_the_world_in_order():
-    assert run_world(call_and_fail, 2, 100)[0] == 100
+    assert on_rank_zero(call_and_fail, 2, 100) == 100
 
 
 def nested_loss(model: torch.nn.Module, item: torch.Tensor) -> torch.Tensor:
@@ -133,10 +124,7 @@ def resident_megabytes() -> float:
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if "VmRSS" in line)
 
 
-@todist.auto_init_rpc()
-def differentiate_in_contexts(times: int) -> tuple[list, float] | None:
-    if todist.get_rank() != 0:
-        return None
+def differentiate_in_contexts(times: int) -> tuple[list, float]:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 300).double()
     items = torch.linspace(-1, 1, 5 * 300, dtype=torch.float64).reshape(5, 300)
@@ -168,7 +156,7 @@ def differentiate_in_contexts(times: int) -> tuple[list, float] | None:
 
 @pytest.mark.slow
 def test_five_hundred_contexts_with_nested_calls():
-    (early, late), seconds = run_world(differentiate_in_contexts, 2, 500, timeout=300)[0]
+    (early, late), seconds = on_rank_zero(differentiate_in_contexts, 2, 500, timeout=300)
     print(f"500 contexts: {seconds:.1f} s; threads and MB after 100 and 500: {early}, {late}")
     assert late[0][0] <= early[0][0] + 2 and late[1] <= early[1] + 2
     # 400 contexts more, each with ten graphs and gradients of 0.7 MB, leave nothing behind.

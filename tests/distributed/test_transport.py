@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.futures import Future
+from transports import InProcess, completed
 from worlds import run_world
 
 import metadist as todist
@@ -16,37 +17,17 @@ from metadist.distributed.worker_request import WorkerRequest
 from metadist.distributed.world import host_name
 
 
-class ThisProcess:
-    """A transport that runs every request at once in the calling process."""
+class ThisProcess(InProcess):
+    """The only worker, which keeps the devices of tensors; records how it is closed."""
 
     carries_devices = True
-    records_autograd = False
-    ping_timeout = 1.0
-    timeout = 300.0
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.store: dist.Store = dist.HashStore()
+        super().__init__("only")
         self.closed: list[bool] = []
-
-    def open(self) -> None:
-        self.names = ["only"]
 
     def close(self, graceful: bool) -> None:
         self.closed.append(graceful)
-
-    def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
-        future: Future = Future()
-        future.set_result(request.respond())
-        return future
-
-    def ping(self, worker: str) -> Future:
-        future: Future = Future()
-        future.set_result(None)
-        return future
-
-    def is_timeout(self, error: Exception) -> bool:
-        return False
 
 
 @pytest.fixture
@@ -117,26 +98,19 @@ def test_names_and_barriers_are_those_of_the_transport(transport):
     assert transport.closed == [True]
 
 
-class ThreeWorkers(ThisProcess):
-    """A transport whose other workers answer no call, and whose pings have one outcome."""
+class ThreeWorkers(InProcess):
+    """Its workers answer no call, and pings have one outcome: an error, or none for None."""
 
     def __init__(self, ping: Exception | None) -> None:
-        super().__init__()
+        super().__init__("worker0", "worker1", "worker2")
         self.outcome = ping
-        self.pinged: list[str] = []
-
-    def open(self) -> None:
-        self.names = ["worker0", "worker1", "worker2"]
 
     def send(self, worker: str, request: WorkerRequest, timeout: float | None) -> Future:
         return Future()
 
     def ping(self, worker: str) -> Future:
-        self.pinged.append(worker)
-        future: Future = Future()
-        if self.outcome is not None:
-            future.set_exception(self.outcome)
-        return future
+        super().ping(worker)
+        return Future() if self.outcome is None else completed(self.outcome)
 
 
 def wait_on_rank_zero(
@@ -229,7 +203,7 @@ def test_pings_do_not_extend_the_timeout_of_a_call(interval, expected):
     assert pinged == expected
 
 
-class Unopenable(ThisProcess):
+class Unopenable(InProcess):
     def open(self) -> None:
         raise todist.WorkerLostError("nobody is there")
 
@@ -242,19 +216,6 @@ def test_a_transport_that_does_not_open_leaves_nothing_behind():
 
 def name_of(world_rank: int, world_size: int, local_rank: int, local_world_size: int) -> str:
     return f"trainer-{world_rank}"
-
-
-@todist.auto_init_rpc(worker_name_format=name_of)
-def own_names() -> tuple[str, list[str]]:
-    """TorchOpt's programs read `worker_name` and make an RRef with `todist.rpc`."""
-    value = todist.rpc.RRef(todist.get_rank()).to_here()
-    assert value == todist.get_rank()
-    names = [todist.remote_sync_call(own_name, partitioner=rank) for rank in range(2)]
-    return todist.get_world_info().worker_name, names
-
-
-def own_name() -> str:
-    return todist.get_world_info().worker_name
 
 
 def name_in_error(*ranks: int) -> str:
@@ -273,8 +234,3 @@ def names_after_shutdown() -> None:
 
 def test_without_rpc_a_process_has_its_default_name():
     run_world(names_after_shutdown, 1)
-
-
-def test_a_process_has_its_workers_name():
-    names = ["trainer-0", "trainer-1"]
-    assert run_world(own_names, 2) == [("trainer-0", names), ("trainer-1", names)]

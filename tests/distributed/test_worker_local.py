@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from worlds import run_world
+from worlds import on_rank_zero, run_world
 
 import metadist as todist
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
@@ -31,17 +31,14 @@ def test_a_function_finds_the_value_of_its_own_worker(size):
     assert run_world(ask_every_worker, size)[0] == [2 * (10 + rank) for rank in range(size)]
 
 
-@todist.auto_init_rpc()
-def ask_a_worker_without() -> str | None:
-    if todist.get_rank() == 0:
-        with pytest.raises(todist.RemoteError) as caught:
-            todist.remote_sync_call(own_value, args=(WorkerLocal("mine", 1), 1), partitioner=1)
-        return str(caught.value)
-    return None
+def ask_a_worker_without() -> str:
+    with pytest.raises(todist.RemoteError) as caught:
+        todist.remote_sync_call(own_value, args=(WorkerLocal("mine", 1), 1), partitioner=1)
+    return str(caught.value)
 
 
 def test_a_worker_without_the_value_says_so():
-    message = run_world(ask_a_worker_without, 2)[0]
+    message = on_rank_zero(ask_a_worker_without, 2)
     assert "worker 1 has no value named 'mine'" in message
 
 
