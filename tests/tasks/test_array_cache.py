@@ -220,12 +220,40 @@ def test_a_changed_file_is_verified_again(cached, change):
     assert load_in_another_process(cached.parent) == (0, ["3", "row3"])
 
 
-@pytest.mark.parametrize(("old", "new"), [(b"}", b"("), (b"|u1", b"|,1")])
-def test_a_damaged_header_is_noticed(cached, old, new):
-    data = cached.read_bytes()
-    cached.write_bytes(data[:128].replace(old, new) + data[128:])
+def header(old: bytes, new: bytes):
+    def change(file):
+        data = file.read_bytes()
+        file.write_bytes(data[:128].replace(old, new) + data[128:])
+
+    return change
+
+
+def one_byte(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    status = file.stat()
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        header(b"}", b"("),
+        header(b"|u1", b"|,1"),
+        one_byte,
+        lambda file: file.write_bytes(file.read_bytes()[:2_000_000]),
+        lambda file: np.save(file, np.array([{"a": 1}]), allow_pickle=True),
+        lambda file: file.with_suffix(".json").write_text('{"names": ["a"'),
+        lambda file: file.with_suffix(".json").unlink(),
+    ],
+    ids=["bracket", "type", "byte", "truncated", "pickle", "names", "no names"],
+)
+def test_a_damaged_cache_is_made_anew(cached, damage):
+    damage(cached)
     remade = load_or_create(cached.parent, cached.name, lambda: ArraySpec((2,), ["a"], rows(1, 2)))
     assert remade.names == ["a"]
+    assert not list(cached.parent.glob(".*.part"))
 
 
 def test_arrays_of_earlier_images_are_named(tmp_path, caplog):
@@ -233,16 +261,6 @@ def test_arrays_of_earlier_images_are_named(tmp_path, caplog):
     for name in ("a_0.npy", "a_1.npy"):
         load_or_create(tmp_path, name, lambda: ArraySpec((3,), ["a"], rows(1, 3)))
     assert caplog.messages[-1] == "arrays of earlier images, which may be deleted: a_0.npy"
-
-
-def test_a_changed_byte_is_noticed(cached):
-    data = bytearray(cached.read_bytes())
-    data[-1] ^= 1
-    status = cached.stat()
-    cached.write_bytes(data)
-    os.utime(cached, ns=(status.st_atime_ns, status.st_mtime_ns))
-    remade = load_or_create(cached.parent, cached.name, lambda: ArraySpec((2,), ["a"], rows(1, 2)))
-    assert remade.names == ["a"]
 
 
 def test_markers_of_a_directory_that_is_read_only_are_in_the_users_cache(cached, tmp_path):

@@ -1,13 +1,10 @@
 import codecs
 import os
 import pickle
-import time
 
 import numpy as np
 import pytest
-import torch
 from mini_imagenet_tree import (
-    EXAMPLES,
     PHASES,
     cache,
     everything,
@@ -26,14 +23,10 @@ from PIL import Image
 from metadist.errors import UserError
 from metadist.tasks import (
     SPLITS,
-    Augment,
-    FewShotTasks,
     ImageDataset,
     MiniImageNet,
-    Normalize,
     image_files,
     mini_imagenet,
-    task_keys,
 )
 from metadist.tasks.mini_imagenet import PUBLISHED
 
@@ -97,16 +90,6 @@ def test_the_published_split(tmp_path, monkeypatch):
     assert dataset.protocol()["class_split"] == "ravi_larochelle"
 
 
-def test_layouts_give_the_same_tasks(tmp_path):
-    keys = task_keys(0, "train", 0, range(3))
-    drawn = []
-    for index, write in enumerate(LAYOUTS):
-        root = str(write(tmp_path / str(index)))
-        tasks = FewShotTasks(MiniImageNet(root), 2, 1, 2)
-        drawn.append(torch.stack([tasks.sample(key).query.inputs for key in keys]))
-    assert all(torch.equal(each, drawn[0]) for each in drawn)
-
-
 def test_images_of_any_size_and_colour_are_resized_as_pillow_does(tmp_path):
     root = write_folders(tmp_path / "data")
     folder = root / "val" / "n00000020"
@@ -157,25 +140,6 @@ def test_a_class_that_moves_to_another_split_is_noticed(tmp_path):
     (root / "train" / "n00000012").rename(root / "val" / "n00000012")
     with pytest.raises(UserError, match=r"number of classes .*train.* is 2, "):
         MiniImageNet(str(root))
-
-
-def test_normalised_always_and_augmented_in_training_alone(tmp_path):
-    root = str(write_caches(tmp_path / "data"))
-    plain = FewShotTasks(MiniImageNet(root), 2, 1, 2)
-    normalize = Normalize(mean=[0.5, 0.4, 0.3], std=[0.2, 0.3, 0.4])
-    augment = Augment(crop_padding=8, flip=0.5)
-    changed = FewShotTasks(MiniImageNet(root, normalize=normalize, augment=augment), 2, 1, 2)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (normalize.mean, normalize.std))
-    for split in ("validation", "test"):
-        key = task_keys(0, split, 0, range(1))[0]
-        expected = (plain.sample(key).query.inputs - mean) / std
-        assert torch.allclose(changed.sample(key).query.inputs, expected, atol=1e-6)
-    key = task_keys(0, "train", 0, range(1))[0]
-    assert not torch.allclose(changed.sample(key).query.inputs, expected)
-    assert torch.equal(changed.sample(key).query.inputs, changed.sample(key).query.inputs)
-    assert changed.protocol()["augment"] == {"crop_padding": 8, "flip": 0.5}
-    with pytest.raises(UserError, match=r"normalize.mean has 2 numbers: give 1, or 3"):
-        MiniImageNet(root, normalize=Normalize(mean=[0.5, 0.5]))
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -337,9 +301,7 @@ def test_crafted_lists_are_refused_at_once(tmp_path, contents):
     root = (write_phases if phased else write_caches)(tmp_path / "data")
     file = root / (PHASES["test"] if phased else "mini-imagenet-cache-test.pkl")
     file.write_bytes(pickle.dumps(contents, 4))
-    started = time.monotonic()
     refused(root, file, "no cache of MiniImageNet")
-    assert time.monotonic() - started < 20
 
 
 def test_half_a_pickle(tmp_path):
@@ -349,11 +311,3 @@ def test_half_a_pickle(tmp_path):
     for end in (0, 100, len(data) - 1):
         file.write_bytes(data[:end])
         refused(root, file, "complete copy")
-
-
-def test_too_few_classes_for_the_ways(tmp_path):
-    dataset = MiniImageNet(str(write_caches(tmp_path / "data")))
-    with pytest.raises(UserError, match=r"task.ways is 3, but the validation split .* only 2"):
-        FewShotTasks(dataset, 3, 1, 1)
-    with pytest.raises(UserError, match=f"only {EXAMPLES} examples"):
-        FewShotTasks(dataset, 2, 2, 3)
