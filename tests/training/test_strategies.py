@@ -284,6 +284,38 @@ def test_timeouts_and_the_device_are_passed_on(monkeypatch):
     ]
 
 
+def on_drivers(size: int, strategy: Strategy, function: Callable, *args, **world) -> list:
+    """What `function(strategy, *args)` returns on each driver of a world of `size` ranks."""
+    found = run_world(with_open_strategy, size, strategy, function, args, **world)
+    return [each for each in found if each is not None]
+
+
+def with_open_strategy(strategy: Strategy, function: Callable, args: tuple):
+    strategy.open()
+    found = function(strategy, *args) if strategy.is_driver else None
+    strategy.close()
+    return found
+
+
+def batch_of(tasks: int) -> MetaBatch:
+    return MetaBatch(task_keys(0, "train", 0, range(tasks)))
+
+
+def mapped(strategy: Strategy, mapper: Callable, tasks: int) -> dict:
+    """The values of a mapper for each of some tasks."""
+    return strategy.map_tasks(mapper, torch.nn.Linear(1, 1), batch_of(tasks))
+
+
+def gradients(strategy: Strategy, mapper: Callable, tasks: int, *frozen: str) -> list:
+    """Gradients of a linear layer, which had others before, in one step."""
+    learner = torch.nn.Linear(1, 1)
+    for name, parameter in learner.named_parameters():
+        parameter.grad = torch.ones_like(parameter)
+        parameter.requires_grad_(name not in frozen)
+    strategy.forward_backward(mapper, learner, batch_of(tasks))
+    return [p.grad if p.grad is None else p.grad.item() for p in learner.parameters()]
+
+
 def plain_triples(learner, batch: MetaBatch) -> list[tuple]:
     """Shards of 3, 1 and 2 items for ranks 0, 1 and 0; without their sizes."""
     parts = batch.keys.split([3, 1, 2])
@@ -298,41 +330,23 @@ def key_values(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
     return {"index": index.int(), "twice": index * 2.0, "odd": index % 2 == 1}
 
 
-def collect_plain_triples(strategy: str) -> dict | None:
-    kinds = {"rpc": RpcStrategy, "allreduce": AllReduceStrategy}
-    x = kinds[strategy](plain_triples, mean_reducer)
-    x.open()
-    keys = MetaBatch(task_keys(0, "test", 0, range(6)))
-    mapped = x.map_tasks(key_values, torch.nn.Linear(1, 1), keys) if x.is_driver else None
-    x.close()
-    return mapped
-
-
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_shards_without_sizes_are_mapped_completely(strategy):
-    for mapped in run_world(collect_plain_triples, 3, strategy):
-        if mapped is not None:
-            assert mapped["index"].tolist() == [0, 1, 2, 3, 4, 5]
-            assert mapped["twice"].tolist() == [0, 2, 4, 6, 8, 10]
-            assert mapped["odd"].tolist() == [False, True] * 3
-            assert mapped["index"].dtype is torch.int32
+@pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
+def test_shards_without_sizes_are_mapped_completely(kind):
+    for values in on_drivers(3, kind(plain_triples, mean_reducer), mapped, key_values, 6):
+        assert values["index"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert values["twice"].tolist() == [0, 2, 4, 6, 8, 10]
+        assert values["odd"].tolist() == [False, True] * 3
+        assert values["index"].dtype is torch.int32
 
 
 def negative_zeros(learner, batch: MetaBatch) -> dict[str, torch.Tensor]:
     return {"loss": torch.full((len(batch.keys),), -0.0)}
 
 
-def map_negative_zeros() -> list[float]:
-    strategy = AllReduceStrategy(plain_triples, mean_reducer)
-    strategy.open()
-    keys = MetaBatch(task_keys(0, "test", 0, range(6)))
-    losses = strategy.map_tasks(negative_zeros, torch.nn.Linear(1, 1), keys)["loss"]
-    strategy.close()
-    return losses.signbit().tolist()
-
-
 def test_all_reduce_keeps_the_sign_of_zero():
-    assert run_world(map_negative_zeros, 2) == [[True] * 6] * 2
+    strategy = AllReduceStrategy(plain_triples, mean_reducer)
+    for values in on_drivers(2, strategy, mapped, negative_zeros, 6):
+        assert values["loss"].signbit().all()
 
 
 class Counted(NamedTuple):
@@ -346,66 +360,41 @@ def count(learner, batch: MetaBatch) -> Counted:
     return Counted(learner.weight.sum() * batch.keys[..., 3].sum(), 1, right)
 
 
-def reduce_whole_numbers(strategy: str, reducer) -> tuple | None:
-    """Two items on three ranks, one of which has none."""
-    kinds = {"rpc": RpcStrategy, "allreduce": AllReduceStrategy, "local": LocalStrategy}
-    x = kinds[strategy](dim_partitioner(0, exclusive=True), reducer)
-    x.open()
-    keys, result = MetaBatch(task_keys(0, "train", 0, range(2))), None
-    if x.is_driver:
-        torch.manual_seed(0)
-        result, _ = x.forward_backward(count, torch.nn.Linear(2, 1, bias=False).double(), keys)
-    x.close()
-    return result
+def result_of_two_tasks(strategy: Strategy) -> NamedTuple:
+    torch.manual_seed(0)
+    learner = torch.nn.Linear(2, 1, bias=False).double()
+    return strategy.forward_backward(count, learner, batch_of(2))[0]
 
 
 @pytest.mark.parametrize("reducer", [sum_reducer, mean_reducer, SumReducer(of_items=True)])
 def test_whole_numbers_reduce_alike_where_a_rank_has_no_work(reducer):
-    expected = run_world(reduce_whole_numbers, 1, "local", reducer)[0]
+    kinds = {LocalStrategy: 1, RpcStrategy: 3, AllReduceStrategy: 3}
+    expected, *others = (
+        result
+        for kind, size in kinds.items()
+        for result in on_drivers(
+            size, kind(dim_partitioner(0, exclusive=True), reducer), result_of_two_tasks
+        )
+    )
     assert isinstance(expected.items, int) == (reducer == sum_reducer)
-    for strategy in ("rpc", "allreduce"):
-        for found in run_world(reduce_whole_numbers, 3, strategy, reducer):
-            if found is not None:
-                assert found.items == expected.items
-                assert type(found.items) is type(expected.items)
-                assert torch.equal(found.right, expected.right)
-                assert found.right.dtype is expected.right.dtype
-                torch.testing.assert_close(found.loss, expected.loss, rtol=1e-12, atol=0)
-
-
-def gradients_with_an_unused_parameter(
-    strategy: AllReduceStrategy | RpcStrategy, mapper, tasks: int
-) -> tuple | None:
-    module = torch.nn.Linear(2, 1).double()  # `count` does not use the bias
-    module.bias.grad = torch.ones_like(module.bias)
-    strategy.open()
-    if strategy.is_driver:
-        keys = task_keys(0, "train", 0, range(tasks))
-        strategy.forward_backward(mapper, module, MetaBatch(keys))
-    strategy.close()
-    return (module.weight.grad, module.bias.grad) if strategy.is_driver else None
+    for found in others:
+        assert found.items == expected.items
+        assert type(found.items) is type(expected.items)
+        assert torch.equal(found.right, expected.right)
+        assert found.right.dtype is expected.right.dtype
+        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-12, atol=0)
 
 
 def test_a_parameter_that_was_frozen_keeps_no_gradient():
-    learner = torch.nn.Linear(2, 1)
-    learner.bias.grad = torch.ones(1)
-    learner.bias.requires_grad_(False)
     strategy = LocalStrategy(dim_partitioner(0), mean_reducer)
-
-    def mapper(learner, batch):
-        return TaskResult(learner(batch.keys.float()[:, :2]).mean(), {})
-
-    strategy.forward_backward(mapper, learner, MetaBatch(task_keys(0, "train", 1, range(3))))
-    assert learner.bias.grad is None and learner.weight.grad is not None
+    assert gradients(strategy, loss_of_the_first_key, 3, "bias") == [0, None]
 
 
 @pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
 def test_a_parameter_that_no_loss_depends_on_has_no_gradient(kind):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
-    for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, strategy, count, 4)):
-        weight, bias = found
-        assert weight.tolist() == [[1.5, 1.5]]  # the mean of 0 to 3
-        assert bias is None
+    for found in on_drivers(2, strategy, gradients, count, 4):
+        assert found == [1.5, None]  # the mean of 0 to 3
 
 
 def count_with_a_constant(learner, batch: MetaBatch) -> Counted:
@@ -417,9 +406,8 @@ def count_with_a_constant(learner, batch: MetaBatch) -> Counted:
 @pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
 def test_the_losses_of_a_rank_may_not_depend_on_the_learner(kind):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
-    arguments = (strategy, count_with_a_constant, 2)
-    for found in filter(None, run_world(gradients_with_an_unused_parameter, 2, *arguments)):
-        assert found[0].tolist() == [[0.5, 0.5]]
+    for weight, _ in on_drivers(2, strategy, gradients, count_with_a_constant, 2):
+        assert weight == 0.5
 
 
 def last_shard_alone(learner, batch: MetaBatch) -> TaskResult:
@@ -429,22 +417,13 @@ def last_shard_alone(learner, batch: MetaBatch) -> TaskResult:
     return TaskResult(loss, {"accuracy": torch.tensor(0.5)})
 
 
-def gradients_of_four_tasks(strategy, mapper) -> tuple | None:
-    learner = torch.nn.Linear(1, 1)
-    strategy.open()
-    found = None
-    if strategy.is_driver:
-        strategy.forward_backward(mapper, learner, MetaBatch(task_keys(0, "train", 0, range(4))))
-        found = learner.weight.grad, learner.bias.grad
-    strategy.close()
-    return found
+engines = pytest.mark.parametrize("engine", ["sum", "ddp"])
 
 
-@pytest.mark.parametrize("engine", ["sum", "ddp"])
+@engines
 def test_the_last_shard_of_a_rank_may_not_depend_on_a_parameter(engine):
     strategy = AllReduceStrategy(dim_partitioner(0, exclusive=True), mean_reducer, engine=engine)
-    for weight, bias in run_world(gradients_of_four_tasks, 2, strategy, last_shard_alone):
-        assert (weight.item(), bias.item()) == (1.5, 0.75)
+    assert on_drivers(2, strategy, gradients, last_shard_alone, 4) == [[1.5, 0.75]] * 2
 
 
 def loss_of_the_first_key(learner, batch: MetaBatch) -> TaskResult:
@@ -453,39 +432,28 @@ def loss_of_the_first_key(learner, batch: MetaBatch) -> TaskResult:
     return TaskResult(loss, {"accuracy": torch.tensor(0.5)})
 
 
-def gradients_before_and_after_a_layer_is_unfrozen(strategy) -> list:
+def gradients_before_and_after_a_layer_is_unfrozen(strategy: Strategy) -> list:
     learner = torch.nn.Linear(1, 1)
-    strategy.open()
     found = []
     for frozen in (True, False):
         learner.weight.requires_grad_(not frozen)
-        batch = MetaBatch(task_keys(0, "train", 0, range(4)))
-        strategy.forward_backward(loss_of_the_first_key, learner, batch)
+        strategy.forward_backward(loss_of_the_first_key, learner, batch_of(4))
         grads = (learner.weight.grad, learner.bias.grad)
         found.append([None if grad is None else grad.item() for grad in grads])
-    strategy.close()
     return found
 
 
-@pytest.mark.parametrize("engine", ["sum", "ddp"])
+@engines
 def test_parameters_may_be_unfrozen_during_training(engine):
     strategy = AllReduceStrategy(dim_partitioner(0, exclusive=True), mean_reducer, engine=engine)
-    found = run_world(gradients_before_and_after_a_layer_is_unfrozen, 2, strategy)
+    found = on_drivers(2, strategy, gradients_before_and_after_a_layer_is_unfrozen)
     assert found == [[[None, 1.5], [1.5, 1.5]]] * 2
 
 
 def test_all_parameters_may_be_frozen_during_training():
     strategy = AllReduceStrategy(dim_partitioner(0, exclusive=True), mean_reducer)
-    assert run_world(gradients_of_a_frozen_layer, 2, strategy) == [[None, None]] * 2
-
-
-def gradients_of_a_frozen_layer(strategy) -> list:
-    learner = torch.nn.Linear(1, 1).requires_grad_(False)
-    strategy.open()
-    batch = MetaBatch(task_keys(0, "train", 0, range(4)))
-    strategy.forward_backward(loss_of_the_first_key, learner, batch)
-    strategy.close()
-    return [parameter.grad for parameter in learner.parameters()]
+    found = on_drivers(2, strategy, gradients, loss_of_the_first_key, 4, "weight", "bias")
+    assert found == [[None, None]] * 2
 
 
 def by_keyword(learner, batch: MetaBatch) -> list[Shard]:
@@ -495,18 +463,9 @@ def by_keyword(learner, batch: MetaBatch) -> list[Shard]:
     ]
 
 
-def gradient_of_shards_by_keyword() -> list[float]:
-    strategy = AllReduceStrategy(by_keyword, mean_reducer, engine="ddp")
-    learner = torch.nn.Linear(1, 1)
-    strategy.open()
-    batch = MetaBatch(task_keys(0, "train", 0, range(4)))
-    strategy.forward_backward(loss_of_the_first_key, learner, batch)
-    strategy.close()
-    return [learner.weight.grad.item(), learner.bias.grad.item()]
-
-
 def test_shards_may_have_arguments_by_keyword():
-    assert run_world(gradient_of_shards_by_keyword, 2) == [[1.5, 1.5]] * 2
+    strategy = AllReduceStrategy(by_keyword, mean_reducer, engine="ddp")
+    assert on_drivers(2, strategy, gradients, loss_of_the_first_key, 4) == [[1.5, 1.5]] * 2
 
 
 def more_metrics_on_rank_one(learner, batch: MetaBatch) -> TaskResult:
@@ -519,18 +478,11 @@ def in_order_of_rank(learner, batch: MetaBatch) -> dict:
     return dict(sorted(values.items(), reverse=get_rank() == 1))
 
 
-def map_in_order_of_rank(strategy) -> list[tuple[str, list[int]]]:
-    strategy.open()
-    batch = MetaBatch(task_keys(0, "train", 0, range(4)))
-    values = strategy.map_tasks(in_order_of_rank, torch.nn.Linear(1, 1), batch)
-    strategy.close()
-    return sorted((name, value.tolist()) for name, value in values.items())
-
-
 def test_ranks_may_return_values_in_another_order():
     strategy = AllReduceStrategy(dim_partitioner(0), mean_reducer)
-    for values in run_world(map_in_order_of_rank, 2, strategy):
-        assert values == [("accuracy", [0, -1, -2, -3]), ("loss", [0, 1, 2, 3])]
+    for values in on_drivers(2, strategy, mapped, in_order_of_rank, 4):
+        assert values["loss"].tolist() == [0, 1, 2, 3]
+        assert values["accuracy"].tolist() == [0, -1, -2, -3]
 
 
 class MoreMetricsLater:
@@ -559,7 +511,7 @@ def error_of_two_steps(strategy, mapper) -> str:
     return ""
 
 
-@pytest.mark.parametrize("engine", ["sum", "ddp"])
+@engines
 def test_ranks_with_different_metrics_are_named(engine):
     strategy = AllReduceStrategy(dim_partitioner(0), mean_reducer, engine=engine)
     messages = run_world(error_of_two_steps, 2, strategy, more_metrics_on_rank_one)
@@ -578,26 +530,16 @@ def values_of_some_tasks(learner, batch: MetaBatch) -> dict:
     return {"loss": index} | ({"more": index} if index[0] == 0 else {})
 
 
-def map_two_shards(strategy) -> str:
-    learner = torch.nn.Linear(1, 1)
-    strategy.open()
-    message = ""
-    if strategy.is_driver:
-        batch = MetaBatch(task_keys(0, "train", 0, range(2)))
-        with pytest.raises(UserError) as caught:
-            strategy.map_tasks(values_of_some_tasks, learner, batch)
-        message = str(caught.value)
-    strategy.close()
-    return message
-
-
 @pytest.mark.parametrize(
     ("kind", "workers"), [(LocalStrategy, 1), (RpcStrategy, 2), (AllReduceStrategy, 2)]
 )
 def test_values_of_some_shards_only_are_refused(kind, workers):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
-    found = run_world(map_two_shards, workers, strategy)[0]
-    assert "metric more for some tasks" in found or "ranks [1] have other metrics" in found
+    found, *_ = on_drivers(workers, strategy, mapped, values_of_some_tasks, 2, may_fail=True)
+    assert "UserError: " in str(found)
+    assert "metric more for some tasks" in str(found) or "ranks [1] have other metrics" in str(
+        found
+    )
 
 
 class DetachedMean:
@@ -608,7 +550,7 @@ class DetachedMean:
 @pytest.mark.parametrize("gradient", ["worker", "dist_autograd"])
 def test_a_reducer_that_loses_the_gradient_is_refused(gradient):
     strategy = RpcStrategy(dim_partitioner(0), DetachedMean(), gradient=gradient)
-    (found,) = run_world(gradients_of_four_tasks, 1, strategy, last_shard_alone, may_fail=True)
+    (found,) = on_drivers(1, strategy, gradients, last_shard_alone, 4, may_fail=True)
     assert "the loss that the reducer DetachedMean returned has no gradient" in str(found)
 
 
@@ -625,7 +567,7 @@ class LossPerShard:
 @pytest.mark.parametrize("reducer", [Losses(), LossPerShard()])
 def test_a_reducer_without_a_scalar_loss_is_refused(reducer):
     strategy = RpcStrategy(dim_partitioner(0, exclusive=True), reducer)
-    (found,) = run_world(gradients_of_four_tasks, 1, strategy, last_shard_alone, may_fail=True)
+    (found,) = on_drivers(1, strategy, gradients, last_shard_alone, 4, may_fail=True)
     assert f"the reducer {type(reducer).__name__} returned" in str(found)
     assert "with a scalar loss" in str(found)
 
@@ -644,32 +586,25 @@ def constant(learner, batch: MetaBatch) -> TaskResult:
     return TaskResult(torch.tensor(2.0), {"accuracy": torch.tensor(0.5)})
 
 
-def results_of_one_task(strategy, mapper) -> tuple | None:
-    module = torch.nn.Linear(2, 1, bias=False)
-    torch.nn.init.ones_(module.weight)
-    strategy.open()
-    found = None
-    if strategy.is_driver:
-        keys = MetaBatch(task_keys(0, "train", 0, range(1)))
-        result, _ = strategy.forward_backward(mapper, module, keys)
-        found = result.loss.item(), None if module.weight.grad is None else module.weight.grad
-    strategy.close()
-    return found
+def loss_and_gradients_of_one_task(strategy: Strategy, mapper: Callable) -> tuple:
+    learner = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(learner.weight)
+    result, _ = strategy.forward_backward(mapper, learner, batch_of(1))
+    return result.loss.item(), learner.weight.grad
 
 
 @pytest.mark.parametrize("kind", [RpcStrategy, AllReduceStrategy])
 def test_infinity_stays_infinity_where_a_rank_has_no_work(kind):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
-    for found in filter(None, run_world(results_of_one_task, 2, strategy, infinite)):
-        loss, gradient = found
-        assert loss == torch.inf and gradient.tolist() == [[torch.inf, torch.inf]]
+    for found in on_drivers(2, strategy, loss_and_gradients_of_one_task, infinite):
+        assert found == (torch.inf, torch.inf)
 
 
 @pytest.mark.parametrize("gradient", ["worker", "dist_autograd"])
 def test_a_loss_that_depends_on_no_parameter_has_no_gradient(gradient):
     partitioner = dim_partitioner(0, exclusive=True)
     strategy = RpcStrategy(partitioner, mean_reducer, gradient=gradient)
-    assert run_world(results_of_one_task, 2, strategy, constant)[0] == (2.0, None)
+    assert on_drivers(2, strategy, loss_and_gradients_of_one_task, constant) == [(2.0, None)]
 
 
 class OwnStrategy(Strategy):
