@@ -12,8 +12,6 @@ from problems import (
     gradients,
     images,
 )
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from metadist.algorithms import MAML, MetaSGD
 from metadist.errors import UserError
@@ -62,30 +60,6 @@ def test_equal_rates_are_maml_and_rates_are_elementwise():
     inner = learner.gradients(learner.initial(), task.support)
     for (name, start), rate in zip(model.named_parameters(), learner.rates, strict=True):
         torch.testing.assert_close(adapted[name], start - rate * inner[name])
-
-
-def test_gradients_of_unequal_rates_against_a_reference():
-    torch.manual_seed(1)
-    model = Conv4((1, 16, 16), 3, filters=3).double()
-    learner, task = MetaSGD(model, inner_lr=0.3).train(), images()
-    for rate in learner.rates:
-        rate.data.uniform_(-0.1, 0.5)
-    learner(task).loss.backward()
-    found = [each.grad for each in (*model.parameters(), *learner.rates)]
-
-    theta = [each.detach().clone().requires_grad_() for each in model.parameters()]
-    alpha = [each.detach().clone().requires_grad_() for each in learner.rates]
-    names = [name for name, _ in model.named_parameters()]
-
-    def loss(parameters, part):
-        values = dict(zip(names, parameters, strict=True))
-        return cross_entropy(functional_call(model, values, (part.inputs,)), part.targets)
-
-    gradients = torch.autograd.grad(loss(theta, task.support), theta, create_graph=True)
-    phi = [t - a * s for t, a, s in zip(theta, alpha, gradients, strict=True)]
-    wanted = torch.autograd.grad(loss(phi, task.query), theta + alpha)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_rates_are_drawn_from_an_interval():

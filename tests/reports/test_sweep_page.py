@@ -157,14 +157,6 @@ def test_names_are_quoted_in_links(folder):
     assert "./x%25y%23z%3Fq/report.html" in Page(folder / "report.html").addresses()
 
 
-def test_curves_of_different_lengths_have_a_logarithmic_axis(folder):
-    assert "type" not in Page(_report(folder)).figures["curves"]["layout"]["xaxis"]
-    line = {"iteration": 5000, "validation_accuracy": 0.9}
-    with (folder / "11" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert Page(_report(folder)).figures["curves"]["layout"]["xaxis"]["type"] == "log"
-
-
 @pytest.mark.parametrize(
     ("limit", "value", "curves"), [("_MAX_CURVES", 5, 5), ("_MAX_METRICS_BYTES", 1, 1)]
 )
