@@ -117,12 +117,19 @@ def test_validations_do_not_discard_what_was_sampled():
     assert dataset.calls == [16, 2, 256, 2, 2, 2]
 
 
-def test_another_dataset_takes_effect_in_the_next_iteration():
-    class Far(Counted):
-        def episodes(self, *arguments):
-            support, query = super().episodes(*arguments)
-            return Episode(Examples(support.inputs + 100, support.targets), query)
+class Far(Counted):
+    """Its inputs are told apart from those of other datasets; it does not look ahead."""
 
+    def episodes(self, *arguments):
+        support, query = super().episodes(*arguments)
+        return Episode(Examples(support.inputs + 100, support.targets), query)
+
+
+class FarAhead(Far):
+    looks_ahead = True
+
+
+def test_another_dataset_takes_effect_in_the_next_iteration():
     tasks = FewShotTasks(Counted(), 1, 4, 2)
     copied = copy.copy(tasks)
     copied.dataset = Far()
@@ -133,17 +140,10 @@ def test_another_dataset_takes_effect_in_the_next_iteration():
 
 
 def test_a_dataset_that_is_replaced_takes_effect_in_the_next_iteration():
-    class Far(Counted):
-        looks_ahead = True
-
-        def episodes(self, *arguments):
-            support, query = super().episodes(*arguments)
-            return Episode(Examples(support.inputs + 100, support.targets), query)
-
     tasks = FewShotTasks(Counted(), 1, 4, 2)
     for iteration in range(1, 9):
         if iteration == 5:
-            tasks.dataset = Far()
+            tasks.dataset = FarAhead()
         inputs = tasks.sample_batch(task_keys(0, "train", iteration, range(3)), CPU).support.inputs
         assert (inputs > 50).all() == (iteration >= 5)
 

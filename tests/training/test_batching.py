@@ -229,11 +229,11 @@ def test_chunks_keep_the_order_and_hold_tasks_of_one_shape(differing):
     assert list(split_into_chunks(learner, [], 0, CPU, "auto")) == []
 
 
-@pytest.mark.parametrize(("size", "chunks"), [(3, [2, 2]), (4, [4]), (1, [1] * 4)])
+@pytest.mark.parametrize(("size", "chunks"), [(3, [3, 2, 2]), (6, [4, 3]), (7, [7]), (1, [1] * 7)])
 def test_tasks_sampled_together_are_split_evenly(size, chunks):
     learner = MAML(MLP((1,), 1, hidden=[4], batch_norm=False), regression=True)
-    part = Examples(torch.arange(20.0).view(4, 5, 1), torch.zeros(4, 5, 1))
-    keys = task_keys(0, "train", 1, range(4))
+    part = Examples(torch.arange(35.0).view(7, 5, 1), torch.zeros(7, 5, 1))
+    keys = task_keys(0, "train", 1, range(7))
     found = list(split_stacked(learner, keys, Episode(part, part), CPU, size))
     assert [len(chunk.keys) for chunk in found] == chunks and all(each.batched for each in found)
     assert torch.equal(torch.cat([chunk.keys for chunk in found]), keys)
@@ -419,11 +419,3 @@ def test_buffers_of_a_changing_size_are_refused():
     batch = MetaBatch(task_keys(0, "train", 1, range(1)))
     with pytest.raises(UserError, match=r"memory of shape \(0, 4\) has the shape \(2, 4\) after"):
         TrainMapper(handle).run_each(learner, batch)
-
-
-def test_stacked_tasks_are_split_into_chunks_of_nearly_equal_sizes():
-    learner = MAML(MLP((1,), 1, [8], batch_norm=False), True, 0.01)
-    keys = task_keys(0, "train", 1, range(7))
-    episodes = stack_episodes([FewShotTasks(Sinusoid(), 1, 5, 5).sample(key) for key in keys])
-    chunks = split_stacked(learner, keys, episodes, CPU, 3)
-    assert [len(chunk.keys) for chunk in chunks] == [3, 2, 2]
