@@ -119,7 +119,7 @@ def test_all_ranks_use_gloo_if(reason):
 
 
 def leave_early(how: str, found: Path) -> str:
-    collectives.init_process_group("gloo", timeout=60)
+    collectives.init_process_group("gloo", timeout=120)
     collectives.all_reduce(1.0)
     if todist.get_rank() == 1:
         if how == "killed":
@@ -129,10 +129,10 @@ def leave_early(how: str, found: Path) -> str:
     began = time.monotonic()
     with pytest.raises(WorkerLostError) as lost:
         collectives.all_reduce(1.0)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert lost.value.rank == 1
     (found / str(todist.get_rank())).touch()
-    assert wait_until(lambda: len([*found.iterdir()]) == 2, 20)  # both find it
+    assert wait_until(lambda: len([*found.iterdir()]) == 2, 60)  # both find it
     return str(lost.value)
 
 
@@ -154,7 +154,7 @@ def leave_after_the_last_sum(left: Path) -> tuple[float, int]:
         def find_rank_one_behind(*args) -> int:
             while not checks and compiled(*args) >= 0:
                 pass  # rank one is late
-            assert wait_until(left.exists, 20)
+            assert wait_until(left.exists, 60)
             checks.append(1)
             return 1 if len(checks) == 1 else -1
 
