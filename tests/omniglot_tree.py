@@ -2,11 +2,14 @@
 
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image, ImageDraw
 
+from metadist.errors import UserError
 from metadist.tasks import SPLITS
 from metadist.tasks.decoded_images import Counts
 
@@ -173,8 +176,10 @@ def by_name(dataset) -> dict[str, np.ndarray]:
     }
 
 
-def one_line(error, *parts) -> None:
-    """The error is one line that has these words."""
+def refused(build: Callable[[], object], *parts: object) -> None:
+    """What builds a dataset is refused in one line that has these words."""
+    with pytest.raises(UserError) as error:
+        build()
     message = str(error.value)
     assert "\n" not in message, message
     assert len(message) < 900, message

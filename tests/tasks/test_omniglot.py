@@ -9,14 +9,13 @@ from filelock import FileLock
 from omniglot_tree import (
     by_name,
     images,
-    one_line,
     png,
+    refused,
     write_folders,
     write_zip,
     write_zips,
 )
 
-from metadist.errors import UserError
 from metadist.tasks import SPLITS, Omniglot, array_cache
 
 pytestmark = pytest.mark.usefixtures("small_omniglot")
@@ -157,21 +156,15 @@ def test_waiting_for_another_process_ends(tmp_path, monkeypatch):
     [cache] = root.glob("*.npy")
     cache.unlink()
     monkeypatch.setattr(array_cache, "LOCK_SECONDS", 0.2)
-    with (
-        FileLock(root / f".{cache.name}.lock"),
-        pytest.raises(UserError) as error,
-    ):
-        Omniglot(str(root))
-    one_line(error, cache.name, "another process")
+    with FileLock(root / f".{cache.name}.lock"):
+        refused(lambda: Omniglot(str(root)), cache.name, "another process")
 
 
 def test_cache_directory_that_cannot_be_made(tmp_path, monkeypatch):
     root = write_zips(tmp_path / "data")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("METADIST_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError) as error:
-        Omniglot(str(root))
-    one_line(error, tmp_path / "file", "METADIST_CACHE")
+    refused(lambda: Omniglot(str(root)), tmp_path / "file", "METADIST_CACHE")
 
 
 def test_disk_full(tmp_path, monkeypatch):
@@ -181,7 +174,5 @@ def test_disk_full(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(array_cache.np.lib.format, "write_array_header_1_0", full)
-    with pytest.raises(UserError) as error:
-        Omniglot(str(root))
-    one_line(error, "No space left on device", root, "METADIST_CACHE")
+    refused(lambda: Omniglot(str(root)), "No space left on device", root, "METADIST_CACHE")
     assert not list(root.glob(".*.part"))

@@ -9,13 +9,12 @@ from omniglot_tree import (
     by_name,
     images,
     ink,
-    one_line,
+    refused,
     write_folders,
     write_zip,
     write_zips,
 )
 
-from metadist.errors import UserError
 from metadist.tasks import Omniglot, data_files
 
 pytestmark = pytest.mark.usefixtures("small_omniglot")
@@ -39,25 +38,30 @@ def test_zip_files_and_folders_give_the_images_as_pillow_decodes_them(tmp_path, 
 
 
 def test_missing_root(tmp_path):
-    with pytest.raises(UserError) as error:
-        Omniglot(str(tmp_path / "none"), download=False)
-    one_line(error, tmp_path / "none", "images_background.zip", "images_evaluation.zip", "put")
+    refused(
+        lambda: Omniglot(str(tmp_path / "none"), download=False),
+        tmp_path / "none",
+        "images_background.zip",
+        "images_evaluation.zip",
+        "put",
+    )
     assert not (tmp_path / "none").exists()
 
 
 def test_root_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError) as error:
-        Omniglot(str(tmp_path / "file"))
-    one_line(error, tmp_path / "file", "is a file")
+    refused(lambda: Omniglot(str(tmp_path / "file")), tmp_path / "file", "is a file")
 
 
 def test_only_one_zip(tmp_path):
     root = write_zips(tmp_path / "data")
     (root / "images_evaluation.zip").unlink()
-    with pytest.raises(UserError) as error:
-        Omniglot(str(root), download=False)
-    one_line(error, root, "has no images_evaluation of", "put images_evaluation.zip from")
+    refused(
+        lambda: Omniglot(str(root), download=False),
+        root,
+        "has no images_evaluation of",
+        "put images_evaluation.zip from",
+    )
 
 
 def test_download_fetches_what_is_missing(tmp_path, monkeypatch):
@@ -83,10 +87,12 @@ def test_failing_download_says_where_to_put_the_files(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(requests, "get", refuse)
     root = tmp_path / "new"
-    with pytest.raises(UserError) as error:
-        Omniglot(str(root))
-    one_line(
-        error, "images_background.zip", f"into {root}", "network is unreachable", "dataset.root"
+    refused(
+        lambda: Omniglot(str(root)),
+        "images_background.zip",
+        f"into {root}",
+        "network is unreachable",
+        "dataset.root",
     )
     assert not [path for path in root.iterdir() if path.suffix != ".lock"]
     assert capfd.readouterr() == ("", "")
@@ -176,9 +182,7 @@ def zip_of_something_else(root, members):
 def test_bad_files_are_named(tmp_path, harm):
     root = write_zips(tmp_path / "data")
     parts = harm(root, images("images_evaluation"))
-    with pytest.raises(UserError) as error:
-        Omniglot(str(root))
-    one_line(error, root, *parts)
+    refused(lambda: Omniglot(str(root)), root, *parts)
     assert not list(root.glob("*.npy"))
     assert not list(root.glob(".*.part"))
 
@@ -187,9 +191,7 @@ def test_a_bad_image_in_a_folder_is_named(tmp_path):
     root = write_folders(tmp_path / "data")
     bad = sorted((root / "images_background").rglob("*.png"))[5]
     bad.write_bytes(b"")
-    with pytest.raises(UserError) as error:
-        Omniglot(str(root))
-    one_line(error, bad.relative_to(root), "cannot be decoded")
+    refused(lambda: Omniglot(str(root)), bad.relative_to(root), "cannot be decoded")
 
 
 def test_members_that_do_not_belong_are_left_alone(tmp_path, decodings):
