@@ -144,17 +144,6 @@ def conv_block(
     return norm_relu(norm, convolution(inputs), pool, native)
 
 
-def has_other_layers(model: nn.Module) -> bool:
-    """Whether a model has layers with parameters that cannot be batched over tasks, such as
-    PyTorch's own in place of the built ones.
-
-    Args:
-        model: a model of layers of this module and of batch norms.
-    """
-    batched = (Linear, Conv2d, *_DIMENSIONS)
-    return any(layer._parameters and type(layer) not in batched for layer in model.modules())  # noqa: SLF001
-
-
 def norm_relu(norm: nn.Module, inputs: Tensor, pool: bool = False, native: bool = True) -> Tensor:
     """Norm, ReLU and, with `pool`, 2×2 max-pooling.
 

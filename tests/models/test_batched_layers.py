@@ -190,9 +190,9 @@ def test_models_with_running_statistics_or_dropout_are_not_batched():
     assert MLP((3,), 5, batch_norm=False, running_statistics=True).supports_batched_tasks
 
 
-def test_models_with_other_layers_than_the_built_ones_are_not_batched():
+def test_models_with_a_linear_layer_of_pytorch_as_head_are_not_batched():
     for model in (Conv4((1, 28, 28), 5), MLP((3,), 5)):
-        model.head = nn.Sequential(nn.Linear(model.head.in_features, 5))
+        model.head = nn.Linear(model.head.in_features, 5)
         assert not model.supports_batched_tasks
 
 
