@@ -231,7 +231,11 @@ class TrainMapper(TaskMapper):
     compiled: WorkerLocal | None = None
 
     def __call__(self, learner: Learner, batch: MetaBatch) -> TaskResult:
-        """Returns a `TaskResult` whose loss can be differentiated."""
+        """Returns a `TaskResult` whose loss can be differentiated.
+
+        Called with distributed autograd, the engine "ddp" or a reducer that is no `LinearReducer`;
+        otherwise strategies call `weighted_sum`.
+        """
         with profiled_request(self.profile):
             results = self.run_each(learner.train(), batch)
         require_equal_metrics(learner, [result.metrics for result in results])

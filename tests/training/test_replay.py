@@ -92,7 +92,7 @@ def test_the_command_shows_a_task_that_went_wrong(tmp_path):
     shown = run_command("metadist", "replay", f"{tmp_path}/run", "--key", "0,train,1,0")[0]
     assert shown.status == 0, shown
     assert "loss nan" in shown.out and "<- not finite" in shown.out
-    assert (tmp_path / "run/replays/task-0-0-1-0.png").exists()
+    assert (tmp_path / "run/replays/task-0-train-1-0.png").exists()
     later = replay(load_experiment(tmp_path / "run"), parse_key("0,train,2,0"))
     assert later.outer_steps == 1  # the step that went wrong is left out
     assert not math.isfinite(later.loss)

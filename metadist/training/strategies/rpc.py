@@ -89,7 +89,7 @@ class RpcStrategy(Strategy):
         learner.zero_grad(set_to_none=True)
         if self.gradient == "worker":
             result = self._call(mapper, learner, batch)
-            with profile_range("reduce"):  # copies the gradient that came with the result
+            with profile_range("reduce"):  # puts the gradient of the workers into `.grad`
                 if result.loss.requires_grad:
                     result.loss.backward()
         else:
