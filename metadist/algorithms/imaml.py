@@ -60,6 +60,7 @@ class IMAML(InnerLoopLearner):
     """
 
     batches_tasks = True
+    training_options = ("inner_steps", "cg_steps", "cg_damping", "cg_proximal_offset")
 
     def __init__(
         self,

@@ -68,6 +68,8 @@ class Learner(nn.Module):
         task_seeds: the seed of each task's random generator, if `needs_task_seeds`.
         published_optimizers: names of the outer optimizers that the algorithm was published with,
             if others change the algorithm; a run with another one warns. Default: any.
+        training_options: names of the options that affect training alone, which `metadist evaluate`
+            refuses. Default: none.
     """
 
     evaluate_each_step = False
@@ -77,6 +79,7 @@ class Learner(nn.Module):
     needs_task_seeds = False
     task_seeds: Sequence[int] = ()
     published_optimizers: tuple[str, ...] = ()
+    training_options: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Reset `batches_tasks` to False if a subclass overrides methods without setting it."""

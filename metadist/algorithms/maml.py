@@ -58,6 +58,7 @@ class MAML(InnerLoopLearner):
     """
 
     batches_tasks = True
+    training_options: tuple[str, ...] = ("inner_steps", "first_order")
 
     def __init__(
         self,

@@ -68,6 +68,10 @@ class MAMLPlusPlus(InnerLoopLearner):
 
     batches_tasks = True
     batches_buffers = True
+    # The rates of a test are those of the checkpoint.
+    training_options = (
+        "inner_lr", "inner_steps", "multi_step_iterations", "first_order_iterations",
+    )  # fmt: skip
     iteration: Tensor  # a buffer
 
     def __init__(

@@ -43,6 +43,8 @@ class MetaSGD(MAML):
     """
 
     batches_tasks = True
+    # The rates of a test are those of the checkpoint.
+    training_options = (*MAML.training_options, "inner_lr", "inner_lr_max")
 
     def __init__(
         self,

@@ -67,6 +67,7 @@ class Reptile(InnerLoopLearner):
     batches_buffers = True
     needs_task_seeds = True
     published_optimizers = ("SGD",)
+    training_options = ("inner_steps", "inner_batch_size")
 
     # Buffers, with the inner Adam only.
     exp_avg_sq: Tensor

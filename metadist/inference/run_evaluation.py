@@ -85,6 +85,7 @@ def evaluate_run(
     _check_overrides(overrides)
     _check_run(run)
     experiment = load_experiment(run, *overrides, trust_code=trust_code, splits=["test"])
+    _check_options_of_algorithm(overrides, experiment.learner)
     checkpoints = _load_checkpoints(experiment, run, _checkpoint_files(run, checkpoint))
     if len(checkpoints) > 1:
         experiment.learner = Ensemble([each.learner for each in checkpoints])
@@ -136,9 +137,10 @@ def _load_checkpoints(experiment: Experiment, run: Path, paths: list[Path]) -> l
 
 
 def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, Any]]) -> None:
-    """Replace the ways, shots and queries of training in a protocol by those of the checkpoints.
+    """Replace what describes the training in a protocol by the values of the checkpoints.
 
-    As in `FewShotTasks.protocol`, there are none that are equal to those of the test.
+    These are its inner steps and its ways, shots and queries; as in `FewShotTasks.protocol`, there
+    are no counts that are equal to those of the test.
 
     Args:
         protocol: the protocol of the test.
@@ -146,7 +148,7 @@ def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, 
     """
     if any("micro_batch_size" in each for each in trainings):  # supervised training
         return
-    for key in TRAINING_COUNTS:
+    for key in (*TRAINING_COUNTS, "inner_steps"):
         name = key.removeprefix("train_")
         counts = {str(each.get(key, each.get(name, protocol.get(name)))) for each in trainings}
         protocol.pop(key, None)
@@ -156,11 +158,13 @@ def _set_training_counts(protocol: dict[str, Any], trainings: list[Mapping[str, 
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """Require that each override affects the test of a trained run."""
+    """Require that each override affects the test of a trained run.
+
+    Options of the algorithm depend on its class; see `_check_options_of_algorithm`.
+    """
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        group, _, name = key.partition(".")
-        if not key:
+        group, name = _split_key(override)
+        if not group:
             raise UserError(f"the override {override!r} cannot be read: write KEY=VALUE.")
         if group == "experiment":
             raise UserError(
@@ -178,6 +182,25 @@ def _check_overrides(overrides: Sequence[str]) -> None:
                 "of task, dataset, model, algorithm, or "
                 f"trainer.{', trainer.'.join(_TEST_OPTIONS)}."
             )
+
+
+def _check_options_of_algorithm(overrides: Sequence[str], learner: Learner) -> None:
+    """Refuse options of the algorithm that affect training alone."""
+    for override in overrides:
+        group, name = _split_key(override)
+        if group == "algorithm" and name in learner.training_options:
+            of_test = f"eval_{name}"
+            hint = f", or give algorithm.{of_test}" if hasattr(learner, of_test) else ""
+            raise UserError(
+                f"{override} is an option of the training of {type(learner).__name__}, which is "
+                f"over in a trained run: leave it out{hint}."
+            )
+
+
+def _split_key(override: str) -> tuple[str, str]:
+    """The group and the name of an override's option: "task", "ways" of "task.ways=5"."""
+    group, _, name = override.lstrip("+~").partition("=")[0].partition(".")
+    return group, name
 
 
 def _check_run(run: Path) -> None:

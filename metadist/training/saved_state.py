@@ -50,7 +50,11 @@ def checkpoint_contents(experiment: Experiment) -> dict[str, Any]:
             "outputs": int(experiment.tasks.outputs),
             "regression": bool(experiment.tasks.regression),
         },
-        "protocol": {name: str(value) for name, value in experiment.tasks.protocol().items()},
+        "protocol": {
+            name: str(value)
+            for part in (experiment.learner, experiment.tasks)
+            for name, value in part.protocol().items()
+        },
         **learner_contents(experiment.evaluated_learner),
         # The learner with which training continues, if another one is evaluated.
         **({"trained": learner_contents(experiment.learner)} if trains_another else {}),

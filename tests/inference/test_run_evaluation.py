@@ -7,12 +7,21 @@ import pytest
 from PIL import Image
 from tiny import finished_run, run_results
 
+from metadist.algorithms import MAML
 from metadist.config import load_experiment
 from metadist.errors import UserError
 from metadist.inference import evaluate_run
 from metadist.inference.run_evaluation import load_for_tasks
 from metadist.training import export_weights, saved_state
 from metadist.training.checkpoints import Checkpoints
+
+
+class OwnMAML(MAML):
+    """An algorithm with an option of its own."""
+
+    def __init__(self, model, *, shift=0.0, **options):
+        super().__init__(model, **options)
+        self.shift = shift
 
 
 @pytest.mark.parametrize("name", ["maml", pytest.param("prototypical", marks=pytest.mark.slow)])
@@ -34,6 +43,21 @@ def test_outputs_that_are_classes_refuse_another_number_of_ways(maml, ways):
 def test_more_shots_and_inner_steps(maml):
     found = evaluate_run(maml, "task.shots=3", "algorithm.eval_inner_steps=5")
     assert found["protocol"]["shots"] == 3 and found["protocol"]["eval_inner_steps"] == 5
+
+
+def test_the_inner_steps_of_training_are_those_of_the_checkpoint(maml, tmp_path):
+    trained = finished_run(tmp_path / "other", "algorithm.inner_steps=2")
+    found = evaluate_run(maml, checkpoint=trained)["protocol"]
+    assert (found["inner_steps"], found["eval_inner_steps"]) == (2, 3)
+    assert evaluate_run(maml, checkpoint=[maml, trained])["protocol"]["inner_steps"] == "1, 2"
+
+
+def test_options_of_a_class_of_ones_own_are_those_that_it_declares(tmp_path):
+    target = f"algorithm._target_={__name__}.OwnMAML"
+    run = finished_run(tmp_path / "own", target, "+algorithm.shift=0.0")
+    assert evaluate_run(run, "algorithm.shift=1.0", trust_code=True)["method"]["options"]["shift"]
+    with pytest.raises(UserError, match=r"algorithm\.first_order=true is an option of .* OwnMAML"):
+        evaluate_run(run, "algorithm.first_order=true", trust_code=True)
 
 
 def test_only_the_test_split_must_have_enough_classes(prototypical):
