@@ -293,8 +293,9 @@ def _check_predictions(
     if classes and predictions.shape[1] > tasks.outputs and get_rank() == 0:
         _log.warning(
             "%s.forward returned %d values for each query, and a task has %d outputs: the loss "
-            "also treats the additional values as classes",
-            *(name, predictions.shape[1], tasks.outputs),
+            "also treats the additional values as classes; let the __init__ of %s take outputs, "
+            "the width of its last layer",
+            *(name, predictions.shape[1], tasks.outputs, type(learner.model).__name__),
         )
 
 

@@ -313,7 +313,8 @@ def test_a_model_with_too_many_outputs_is_reported(tasks, caplog):
         run_sanity_check(tasks, learner)
     assert [record.getMessage() for record in caplog.records] == [
         "MAML.forward returned 5 values for each query, and a task has 3 outputs: the loss also "
-        "treats the additional values as classes"
+        "treats the additional values as classes; let the __init__ of MLP take outputs, the width "
+        "of its last layer"
     ]
 
 
