@@ -191,8 +191,8 @@ class FewShotClassifier:
 
         Raises:
             UserError: `fit` has not been called, an image cannot be used or has another shape than
-                the labeled images, the model cannot process that shape, or predictions are not
-                finite.
+                the labeled images, the model cannot process that type or shape, or predictions are
+                not finite.
         """
         if self._support is None:
             raise UserError("the classifier has no labeled examples: call fit(images, labels).")
@@ -225,12 +225,13 @@ class FewShotClassifier:
         try:
             return predict_unlabeled(self.learner, support, inputs, self.batch_statistics)
         except RuntimeError as error:
-            is_shape = not isinstance(error, torch.OutOfMemoryError) and not user_frame(error)
-            if isinstance(self.preprocess, ImagePreprocessing) or not is_shape:
+            of_inputs = not isinstance(error, torch.OutOfMemoryError) and not user_frame(error)
+            if isinstance(self.preprocess, ImagePreprocessing) or not of_inputs:
                 raise
             raise UserError(
-                f"{type(self.learner.model).__name__} cannot process inputs of shape {expected} "
-                f"({first_line(error)}): give inputs of the shape that it was trained with."
+                f"{type(self.learner.model).__name__} cannot process inputs of {inputs.dtype} and "
+                f"shape {expected} ({first_line(error)}): give inputs of the type and shape that "
+                "it was trained with."
             ) from error
 
     def _inputs(self, images: Any) -> Tensor:

@@ -317,7 +317,7 @@ def test_an_adaptation_that_diverges_is_an_error():
         classifier.predict(examples)
 
 
-def test_images_of_unequal_or_no_shape_are_refused():
+def test_images_of_an_unfit_shape_or_type_are_refused():
     classifier = small_classifier()
     with pytest.raises(UserError, match="images cannot be prepared for this model"):
         classifier.fit([torch.zeros(4), torch.zeros(5)], [0, 1])
@@ -327,8 +327,12 @@ def test_images_of_unequal_or_no_shape_are_refused():
     with pytest.raises(UserError, match=r"images have the shape \(5,\), and the labeled examples"):
         classifier.predict(np.zeros((3, 5), np.float32))
     classifier.fit(np.zeros((2, 5), np.float32), [0, 1])
-    with pytest.raises(UserError, match=r"MLP cannot process inputs of shape \(5,\) \(.*mat1 and"):
+    with pytest.raises(UserError, match=r"inputs of torch.float32 and shape \(5,\) \(.*mat1 and"):
         classifier.predict(np.zeros((3, 5), np.float32))
+    classifier.preprocess = torch.as_tensor
+    classifier.fit(np.zeros((2, 4)), [0, 1])
+    with pytest.raises(UserError, match=r"MLP cannot process inputs of torch.float64 and shape"):
+        classifier.predict(np.zeros((3, 4)))
 
 
 @pytest.mark.parametrize(
