@@ -67,7 +67,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, native: bool = True
     bias = None if bias is None else to_autocast_dtype(bias)
     operands = (a, b) if bias is None else (a, b, bias)
     if not (
-        len(a) == len(b)
+        a.dim() == b.dim() == 3
+        and len(a) == len(b)
         and a.shape[2] == b.shape[1]
         and (bias is None or bias.shape == (len(b), b.shape[2]))
         and all((x.dtype, x.device) == (a.dtype, a.device) for x in operands)

@@ -158,6 +158,7 @@ def test_mismatched_operands_are_refused():
         *((a[:2], b, bias), (a, b[:, :3], bias), (a, b, bias[:, :4])),
         *((a.float(), b, bias), (a, b, bias.float())),
         *((a, b.to("meta"), bias), (a, b, bias.to("meta"))),
+        *((a[:, 0], b, bias), (a, b[:, 0], bias), (a[0, 0], b[0, 0])),
     ]
     for wrong in mismatched:
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
