@@ -52,6 +52,18 @@ class Linear(nn.Linear):
         return matmul(inputs, self.weight.mT, self.bias, self.native)
 
 
+def has_unbatched_linear(module: nn.Module) -> bool:
+    """Whether a module is or holds a linear layer that takes one weight, not one per task, such as
+    `torch.nn.Linear`.
+
+    Args:
+        module: the module, such as a head that replaced the model's own.
+    """
+    return any(
+        isinstance(layer, nn.Linear) and not isinstance(layer, Linear) for layer in module.modules()
+    )
+
+
 class Conv2d(nn.Conv2d):
     """`torch.nn.Conv2d` for inputs (n, channels, h, w), or batched (tasks, n, channels, h, w).
 

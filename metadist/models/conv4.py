@@ -8,7 +8,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from metadist.errors import UserError
-from metadist.models.batched_layers import Conv2d, Linear, conv_block
+from metadist.models.batched_layers import Conv2d, Linear, conv_block, has_unbatched_linear
 
 
 class Conv4(nn.Module):
@@ -91,8 +91,7 @@ class Conv4(nn.Module):
     @property
     def supports_batched_tasks(self) -> bool:
         """Whether tasks can be batched, each with its own parameters."""
-        own_head = type(self.head) is nn.Linear  # it takes one weight, not one per task
-        return not (self.running_statistics or self.dropout.p or own_head)
+        return not (self.running_statistics or self.dropout.p or has_unbatched_linear(self.head))
 
     @property
     def max_batched_elements(self) -> int:

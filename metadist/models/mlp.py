@@ -8,7 +8,7 @@ from typing import Annotated, cast
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
-from metadist.models.batched_layers import Linear, norm_relu
+from metadist.models.batched_layers import Linear, has_unbatched_linear, norm_relu
 
 
 class MLP(nn.Module):
@@ -64,8 +64,7 @@ class MLP(nn.Module):
     @property
     def supports_batched_tasks(self) -> bool:
         """Whether tasks can be batched, each with its own parameters."""
-        own_head = type(self.head) is nn.Linear  # it takes one weight, not one per task
-        return not (self.running_statistics or self.dropout.p or own_head)
+        return not (self.running_statistics or self.dropout.p or has_unbatched_linear(self.head))
 
     def features(self, inputs: Tensor) -> Tensor:
         """The last layer's inputs: (…, n, *input_shape) -> (…, n, features)."""

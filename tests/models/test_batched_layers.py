@@ -190,10 +190,19 @@ def test_models_with_running_statistics_or_dropout_are_not_batched():
     assert MLP((3,), 5, batch_norm=False, running_statistics=True).supports_batched_tasks
 
 
-def test_models_with_a_linear_layer_of_pytorch_as_head_are_not_batched():
+class OwnLinear(nn.Linear):
+    pass
+
+
+def test_models_with_a_linear_layer_of_pytorch_in_the_head_are_not_batched():
     for model in (Conv4((1, 28, 28), 5), MLP((3,), 5)):
-        model.head = nn.Linear(model.head.in_features, 5)
-        assert not model.supports_batched_tasks
+        features = model.head.in_features
+        for linear in (nn.Linear, OwnLinear):
+            for head in (linear(features, 5), nn.Sequential(linear(features, 5))):
+                model.head = head
+                assert not model.supports_batched_tasks
+        model.head = nn.Sequential(Linear(features, 5))
+        assert model.supports_batched_tasks
 
 
 @pytest.mark.parametrize(
