@@ -311,10 +311,11 @@ def _check_optimizer(optimizer: Any, params: list[nn.Parameter], node: DictConfi
             f"{node._target_} gives an optimizer of tensors that are not the learner's parameters, "
             "which it would not train: pass the parameters themselves, not copies of them."
         )
-    needs_closure = isinstance(optimizer, torch.optim.LBFGS)
-    for parameter in inspect.signature(optimizer.step).parameters.values():
-        optional = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        needs_closure |= parameter.default is parameter.empty and not optional
+    needs_closure = any(
+        parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in inspect.signature(optimizer.step).parameters.values()
+    )
     if needs_closure or isinstance(optimizer, torch.optim.SparseAdam):
         raise UserError(
             f"{node._target_} cannot take a step with a dense gradient and without a closure: "
