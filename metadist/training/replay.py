@@ -53,7 +53,10 @@ class Replay(NamedTuple):
         steps = f", and {self.outer_steps} outer steps from there" if self.outer_steps else ""
         if self.callbacks:
             names = ", ".join(f"callbacks.{name}" for name in self.callbacks)
-            steps += f" without {names}: give a --checkpoint if these change the training"
+            advice = "give a --checkpoint if these change the training"
+            if not self.outer_steps:  # no checkpoint is older than the first iteration
+                advice = "these may have changed the initial state"
+            steps += f" without {names}: {advice}"
         lines = [f"task {self.key}, from {self.start}{steps}", f"loss {self.loss!r}"]
         lines += [f"{name} {value!r}" for name, value in self.metrics.items()]
         width = max((len(name) for name in self.gradients), default=0)
