@@ -110,7 +110,8 @@ def _comparable(value: Any, modules: Mapping[nn.Module, str], copy: bool, depth:
         return frozenset(value)
     if isinstance(value, MethodType):
         return value.__func__
-    if value is None or isinstance(value, _IMMUTABLE) or hasattr(value, "__qualname__"):
+    is_function_or_class = hasattr(value, "__qualname__")
+    if value is None or is_function_or_class or isinstance(value, _IMMUTABLE):
         return value
     kind: Any = type(value)
     items: Iterable[Any] = ()

@@ -102,5 +102,5 @@ def _encode(image: Tensor) -> str:
     thumbnail.thumbnail((_MAX_SIDE, _MAX_SIDE))
     buffer = io.BytesIO()
     kind = "png" if grey else "jpeg"
-    thumbnail.save(buffer, kind, quality=_JPEG_QUALITY)  # PNG has no quality
+    thumbnail.save(buffer, kind, quality=_JPEG_QUALITY)  # ignored for PNG
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
