@@ -153,7 +153,7 @@ class FewShotTasks:
             dataset's protocol: its name, and for images the split's seed and the rotations.
 
         Raises:
-            UserError: the dataset's protocol has one of the first keys.
+            UserError: the dataset's protocol has a key of one of these counts.
         """
         names = ("ways", "shots", "queries")
         test, train = self._counts("test"), self._counts("train")

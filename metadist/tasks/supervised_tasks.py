@@ -137,6 +137,9 @@ class SupervisedTasks:
         """The sizes of test episodes and micro-batches, and the dataset's protocol.
 
         Images of micro-batches are never rotated, so `rotations` is False.
+
+        Raises:
+            UserError: the dataset's protocol has a key of one of these sizes.
         """
         counts = {
             "ways": self.ways,
