@@ -1,4 +1,4 @@
-"""Small synthetic Omniglots, checks of them, and the path of the real one."""
+"""Small synthetic Omniglots, checks of datasets, and the path of the real Omniglot."""
 
 import io
 import zipfile
@@ -177,7 +177,7 @@ def by_name(dataset) -> dict[str, np.ndarray]:
 
 
 def refused(build: Callable[[], object], *parts: object) -> None:
-    """What builds a dataset is refused in one line that has these words."""
+    """`build`, which builds a dataset, raises a `UserError` of one line that has all `parts`."""
     with pytest.raises(UserError) as error:
         build()
     message = str(error.value)

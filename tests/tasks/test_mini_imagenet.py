@@ -292,7 +292,7 @@ def nested(levels):
     ],
     ids=range(7),
 )
-def test_crafted_lists_are_refused_at_once(tmp_path, contents):
+def test_crafted_lists_are_refused(tmp_path, contents):
     phased = "labels" in contents
     root = (write_phases if phased else write_caches)(tmp_path / "data")
     file = root / (PHASES["test"] if phased else "mini-imagenet-cache-test.pkl")

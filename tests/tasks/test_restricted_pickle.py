@@ -228,7 +228,7 @@ def nested(kind, levels):
     ],
     ids=range(12),
 )
-def test_anything_but_a_few_integers_is_refused_at_once(values):
+def test_anything_but_a_few_integers_is_refused(values):
     with pytest.raises((TypeError, ValueError)) as error:
         restricted_pickle.to_integers(values, 999)
     assert len(str(error.value)) < 200
@@ -245,7 +245,7 @@ def test_anything_but_a_few_integers_is_refused_at_once(values):
     ],
     ids=["shared tuples as a key", "deep tuple as a key", "deep tuple in a set"],
 )
-def test_crafted_pickles_end_soon(data):
+def test_crafted_pickles_are_refused(data):
     with pytest.raises(UserError):
         restricted_pickle.load(data, "some.pkl")
 

@@ -535,11 +535,10 @@ def values_of_some_tasks(learner, batch: MetaBatch) -> dict:
 )
 def test_values_of_some_shards_only_are_refused(kind, workers):
     strategy = kind(dim_partitioner(0, exclusive=True), mean_reducer)
-    found, *_ = on_drivers(workers, strategy, mapped, values_of_some_tasks, 2, may_fail=True)
-    assert "UserError: " in str(found)
-    assert "metric more for some tasks" in str(found) or "ranks [1] have other metrics" in str(
-        found
-    )
+    outcomes = on_drivers(workers, strategy, mapped, values_of_some_tasks, 2, may_fail=True)
+    message = str(outcomes[0])
+    assert message.startswith("UserError: ")
+    assert "metric more for some tasks" in message or "ranks [1] have other metrics" in message
 
 
 class DetachedMean:
