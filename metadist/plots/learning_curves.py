@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metadist.metrics import METRIC_MODES, is_percentage, metric_label
-from metadist.plots.points import curve_names, moving_average, series, validation_or_training
+from metadist.plots.points import (
+    curve_labels,
+    curve_names,
+    moving_average,
+    series,
+    validation_or_training,
+)
 from metadist.plots.style import (
     BLUE,
     GREEN,
@@ -56,6 +62,7 @@ def plot_learning_curves(
     title: str,
     test: tuple[float, float] | None = None,
     split_descriptions: Mapping[str, str] | None = None,
+    algorithm: Mapping[str, Any] | None = None,
 ) -> Path:
     """Plots the loss, the accuracy or MSE and other metrics against the training iteration.
 
@@ -66,6 +73,7 @@ def plot_learning_curves(
         test: the test accuracy (0 to 1) or test MSE, and half the width of its 95% interval.
         split_descriptions: descriptions of what "validation" and "test" measure. Default: unseen
             classes, for an accuracy.
+        algorithm: the node `algorithm` of the run's configuration, for the numbers of inner steps.
 
     Returns:
         `path`.
@@ -79,9 +87,11 @@ def plot_learning_curves(
     figure = new_figure(5.6 * columns, 3.9 * rows, title, columns if rows == 1 else None)
     grid = make_axes(figure, rows, columns, len(shown), sharex=True)
     descriptions = split_descriptions or {}
+    training, validation = curve_labels(algorithm or {})
     for axes, metric in zip(grid, shown, strict=True):
         note = descriptions.get("validation", "unseen classes" if metric == "accuracy" else "")
-        _plot_metric(axes, metrics, metric, f"validation, {note}" if note else "validation")
+        noted = f"{validation}, {note}" if note else validation
+        _plot_metric(axes, metrics, metric, training, noted)
         if test is not None and metric in ("accuracy", "mse"):
             _plot_test(axes, metric, *test, descriptions.get("test", ""))
         _style_metric_axes(axes, metric)
@@ -118,7 +128,9 @@ def plot_comparison(panels: Sequence[ComparisonData], path: Path, title: str) ->
     return save_figure(figure, path)
 
 
-def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: str) -> None:
+def _plot_metric(
+    axes: "Axes", metrics: MetricsList, metric: str, training: str, validation: str
+) -> None:
     iterations, values = series(metrics, f"train_{metric}")
     if len(iterations):
         sparse = len(iterations) < 20
@@ -130,11 +142,12 @@ def _plot_metric(axes: "Axes", metrics: MetricsList, metric: str, validation: st
             linewidth=1,
             marker="o" if sparse else None,
             markersize=4,
-            label="training" if sparse else "training, each iteration",
+            label=training if sparse else f"{training}, each iteration",
         )
         if not sparse:
             smooth = moving_average(values, window=max(5, len(values) // 25))
-            axes.plot(iterations, smooth, color=BLUE, linewidth=1.8, label="training, smoothed")
+            label = f"{training}, smoothed"
+            axes.plot(iterations, smooth, color=BLUE, linewidth=1.8, label=label)
     iterations, values = series(metrics, f"validation_{metric}")
     if len(iterations):
         axes.plot(

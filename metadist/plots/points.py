@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from metadist.metrics import is_user_metric, score
+from metadist.metrics import counted, is_user_metric, score
 
 
 class SettingData(NamedTuple):
@@ -63,6 +63,23 @@ def curve_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     measured = {name.partition("_")[2] for name in names}
     usual = [name for name in ("loss", "accuracy", "mse") if name in measured]
     return usual + sorted(filter(is_user_metric, measured))
+
+
+def curve_labels(algorithm: Mapping[str, Any]) -> tuple[str, str]:
+    """The labels of the curves of training and validation.
+
+    They name the numbers of inner steps if these differ, because the losses then differ too.
+
+    Args:
+        algorithm: the node `algorithm` of the run's configuration.
+    """
+    inner, evaluated = algorithm.get("inner_steps"), algorithm.get("eval_inner_steps")
+    if inner == evaluated or not (isinstance(inner, int) and isinstance(evaluated, int)):
+        return "training", "validation"
+    return (
+        f"training ({counted(inner, 'inner step')})",
+        f"validation ({counted(evaluated, 'inner step')})",
+    )
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from metadist.metrics import is_percentage, metric_label
-from metadist.plots.points import moving_average, series
+from metadist.plots.points import curve_labels, moving_average, series
 
 Figure = dict[str, Any]
 """A figure with the keys `data` and `layout`."""
@@ -86,6 +86,7 @@ def learning_curve(
     metric: str,
     test: tuple[float, float] | None = None,
     intervals: bool = False,
+    algorithm: Mapping[str, Any] | None = None,
 ) -> Figure:
     """A metric in training and validation against the iteration.
 
@@ -95,22 +96,22 @@ def learning_curve(
             shown.
         test: the test metric and half the width of its interval; None for no line.
         intervals: whether `validation_ci95` is the interval of this metric.
+        algorithm: the node `algorithm` of the run's configuration, for the numbers of inner steps.
     """
     data: list[dict[str, Any]] = []
+    training, validation = curve_labels(algorithm or {})
     iterations, values = series(metrics, f"train_{metric}")
     if len(values):
         x, y = thin(iterations, values)
         smooth = len(values) >= _FEW_POINTS
-        data.append(
-            _line(x, y, "training", BLUE, opacity=0.35 if smooth else 1.0, line={"width": 1})
-        )
+        data.append(_line(x, y, training, BLUE, opacity=0.35 if smooth else 1.0, line={"width": 1}))
         if smooth:
             mean = moving_average(values, max(5, len(values) // 25))
             x, y = thin(iterations, mean)
-            data.append(_line(x, y, "training, smoothed", BLUE, line={"width": 2}))
+            data.append(_line(x, y, f"{training}, smoothed", BLUE, line={"width": 2}))
     iterations, values = series(metrics, f"validation_{metric}")
     if len(values):
-        curve = _line(iterations, values, "validation", ORANGE, mode="lines+markers")
+        curve = _line(iterations, values, validation, ORANGE, mode="lines+markers")
         measured, half_widths = series(metrics, "validation_ci95")
         if intervals and np.array_equal(measured, iterations):
             curve["error_y"] = error_bars(half_widths, thickness=1, width=2)

@@ -56,13 +56,15 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     """The figures of a report by the id of their HTML element."""
     results, metrics, metric = record.results or {}, record.metrics, record.metric
     names = {name for line in metrics for name in line}
+    node = record.config.get("algorithm")
+    algorithm = node if isinstance(node, Mapping) else {}
     figures: dict[str, Figure] = {}
     for name in curve_names(metrics):
         test = None
         if name == metric and f"test_{metric}" in results:
             ci95 = results.get("ci95")
             test = float(results[f"test_{metric}"]), math.nan if ci95 is None else float(ci95)
-        figures[f"curve-{name}"] = learning_curve(metrics, name, test, intervals=name == metric)
+        figures[f"curve-{name}"] = learning_curve(metrics, name, test, name == metric, algorithm)
     for name, label, logarithmic in (
         ("gradient_norm", "gradient norm", True),
         ("learning_rate", "learning rate", False),

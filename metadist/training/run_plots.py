@@ -40,6 +40,7 @@ def plot_run(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
         experiment.title,
         (results[f"test_{experiment.metric}"], results["ci95"]),
         experiment.split_descriptions,
+        experiment.configuration["algorithm"],
     )
     count = min(_TEST_TASKS, experiment.trainer_config.eval_tasks)
     keys = evaluation_keys(experiment, "test", range(count))

@@ -8,7 +8,12 @@ from PIL import Image
 from png_files import GREEN, check_png, count_color
 
 from metadist.errors import UserError
-from metadist.plots import ComparisonData, plot_comparison, plot_learning_curves
+from metadist.plots import (
+    ComparisonData,
+    learning_curve,
+    plot_comparison,
+    plot_learning_curves,
+)
 from metadist.plots.points import moving_average
 
 
@@ -76,6 +81,30 @@ def test_the_curves_are_the_metrics(tmp_path, saved_figures, metric):
     assert axes.get_ylabel() == {"accuracy": "Accuracy", "mse": "Mean squared error"}[metric]
     tick = axes.yaxis.get_major_formatter()(0.5, 0)
     assert (tick == "50%") == (metric == "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training", "validation"),
+    [
+        ({"inner_steps": 1, "eval_inner_steps": 3}, " (1 inner step)", " (3 inner steps)"),
+        ({"inner_steps": 0, "eval_inner_steps": 10}, " (0 inner steps)", " (10 inner steps)"),
+        ({"inner_steps": 5, "eval_inner_steps": 5}, "", ""),
+        ({"inner_steps": 5, "eval_inner_steps": None}, "", ""),  # as many as in training
+        ({"inner_steps": 5, "eval_inner_steps": "${steps}"}, "", ""),
+        ({"eval_inner_steps": 50}, "", ""),
+        ({}, "", ""),
+    ],
+)
+def test_the_numbers_of_inner_steps_are_named_if_they_differ(
+    tmp_path, saved_figures, algorithm, training, validation
+):
+    metrics = run_metrics("accuracy", 0.1)
+    plot_learning_curves(metrics, tmp_path / "curves.png", "t", algorithm=algorithm)
+    labels = [line.get_label().replace("\n", " ") for line in saved_figures[0].axes[1].lines]
+    curves = [f"training{training}", f"training{training}, smoothed", f"validation{validation}"]
+    assert labels == [f"{curves[0]}, each iteration", curves[1], f"{curves[2]}, unseen classes"]
+    traces = learning_curve(metrics, "accuracy", algorithm=algorithm)["data"]
+    assert [trace["name"] for trace in traces] == curves
 
 
 @pytest.mark.parametrize(("metric", "label"), [("accuracy", "62.5%"), ("mse", "0.625")])

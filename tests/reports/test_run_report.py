@@ -28,10 +28,16 @@ def test_the_data_of_a_finished_run_are_those_of_its_record(tmp_path):
     validation = [line for line in lines if "validation_loss" in line]
     for metric in ("loss", "accuracy"):
         curves = {trace["name"]: trace for trace in figures[f"curve-{metric}"]["data"]}
-        assert curves["training"]["x"] == list(range(1, 31))
-        assert curves["training"]["y"] == [line[f"train_{metric}"] for line in training]
-        assert curves["validation"]["x"] == [10, 20, 30]
-        assert curves["validation"]["y"] == [line[f"validation_{metric}"] for line in validation]
+        training_curve, _, validation_curve = curves.values()
+        assert list(curves) == [
+            "training (1 inner step)",
+            "training (1 inner step), smoothed",
+            "validation (3 inner steps)",
+        ]
+        assert training_curve["x"] == list(range(1, 31))
+        assert training_curve["y"] == [line[f"train_{metric}"] for line in training]
+        assert validation_curve["x"] == [10, 20, 30]
+        assert validation_curve["y"] == [line[f"validation_{metric}"] for line in validation]
     assert "error_y" not in figures["curve-loss"]["data"][-1]
     assert "shapes" not in figures["curve-loss"]["layout"]  # the test is of the accuracy
     scales = [figures[f"curve-{n}"]["layout"]["yaxis"] for n in ("gradient_norm", "learning_rate")]

@@ -16,7 +16,11 @@ def write_run(
         "seed": 3,
         "task": {"ways": 2, "shots": 1},
         "trainer": {"iterations": 50, "eval_seed": 7},
-        "algorithm": {"_target_": "metadist.algorithms.MAML"},
+        "algorithm": {
+            "_target_": "metadist.algorithms.MAML",
+            "inner_steps": 1,
+            "eval_inner_steps": 3,
+        },
     }
     (directory / ".hydra" / "config.yaml").write_text(yaml.safe_dump(configuration))
     (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))

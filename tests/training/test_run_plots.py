@@ -71,6 +71,7 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape,
     x = SimpleNamespace(directory=tmp_path, title="tasks", tasks=tasks, metric=metric)
     x.learner = x.evaluated_learner = torch.nn.Identity()
     x.split_descriptions = {"test": "of others"}
+    x.configuration = {"algorithm": {"inner_steps": 1}}
     x.trainer_config = SimpleNamespace(eval_seed=0, eval_tasks=1)
     curves, draw = [], plots.plot_learning_curves
     monkeypatch.setattr(
@@ -78,7 +79,9 @@ def test_tasks_that_cannot_be_plotted_are_left_out(tmp_path, monkeypatch, shape,
     )
     (path,) = plot_run(x, results)
     line = {"iteration": 1, "train_loss": 1.0}
-    assert curves == [([line], path, "tasks", (0.5, 0.1), {"test": "of others"})]
+    assert curves == [
+        ([line], path, "tasks", (0.5, 0.1), {"test": "of others"}, {"inner_steps": 1})
+    ]
     assert path == tmp_path / "learning_curves.png" and path.exists()
     key = task_keys(0, "test", 0, range(1))[0]
     assert plot_task(tmp_path / "task.png", x, key) is None
