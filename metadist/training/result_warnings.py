@@ -1,4 +1,4 @@
-"""Warnings about results that look wrong; each is one sentence with a suggestion."""
+"""Warnings about runs and results that look wrong; each is one sentence with a suggestion."""
 
 import math
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from metadist.algorithms import Reptile
-from metadist.algorithms.batch_norm import batch_norms
+from metadist.algorithms import InnerLoopLearner, Reptile
+from metadist.algorithms.batch_norm import batch_norms, batch_norms_as_in_training
 from metadist.metrics import counted, larger_is_better, score
 from metadist.training.experiment import Experiment, evaluation_keys
 
@@ -16,6 +16,11 @@ _EXPLODED = 10.0
 
 _TASKS = 16
 """Number of test tasks for the loss of a constant prediction in regression."""
+
+
+def start_warnings(experiment: Experiment) -> list[str]:
+    """Warnings about a run that are known before training. The drivers call it."""
+    return [*optimizer_warnings(experiment), *filter(None, [_batch_norm_warning(experiment)])]
 
 
 def optimizer_warnings(experiment: Experiment) -> list[str]:
@@ -43,6 +48,29 @@ def optimizer_warnings(experiment: Experiment) -> list[str]:
     return warnings
 
 
+def _batch_norm_warning(experiment: Experiment) -> str:
+    """Warn if adapted models are trained and evaluated with other statistics of batch norm.
+
+    It is part of a protocol only if the user asked for it (`model.running_statistics=true`).
+    """
+    learner = experiment.learner
+    adapts = isinstance(learner, InnerLoopLearner)
+    if not adapts or "running_statistics" in experiment.configuration["model"]:
+        return ""
+    norms = batch_norms(learner)
+    running = [norm for norm in norms if norm.track_running_stats]
+    with batch_norms_as_in_training(learner):  # a norm that is kept in evaluation mode stays so
+        running = [norm for norm in running if norm.training]
+    if not running:
+        return ""
+    return (
+        f"the model's batch norms with running statistics ({len(running)} of {len(norms)}) "
+        "normalize queries with the statistics of the batch in training, and with running "
+        "statistics in validation and test: if these are worse than training, set "
+        "track_running_stats=False in them"
+    )
+
+
 def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[str]:
     """Warnings about a run and the results of its test. The drivers call it.
 
@@ -54,9 +82,8 @@ def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[
         _skipped_warning(experiment),
         _loss_warning(experiment, results),
         _steps_warning(experiment, results),
-        _batch_norm_warning(experiment, results),
     )
-    return [*optimizer_warnings(experiment), *filter(None, messages)]
+    return [*start_warnings(experiment), *filter(None, messages)]
 
 
 def _skipped_warning(experiment: Experiment) -> str:
@@ -113,25 +140,4 @@ def _steps_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
     return (
         f"the test {metric} {direction} with inner steps ({', '.join(names)}): lower "
         f"algorithm.inner_lr{fewer}, chosen by validation, not by this test"
-    )
-
-
-def _batch_norm_warning(experiment: Experiment, results: Mapping[str, Any]) -> str:
-    """Warn if adapted models are trained and tested with other statistics of batch norm.
-
-    It is part of a protocol only if the user asked for it (`model.running_statistics=true`).
-    """
-    learner, metric = experiment.learner, experiment.metric
-    adapts = f"test_{metric}_by_steps" in results
-    if not adapts or "running_statistics" in experiment.configuration["model"]:
-        return ""
-    norms = batch_norms(learner)
-    running = [norm for norm in norms if norm.track_running_stats]
-    if not running:
-        return ""
-    return (
-        f"the model's batch norms with running statistics ({len(running)} of {len(norms)}) "
-        "normalize queries with the statistics of the batch in training, and with running "
-        f"statistics in the test: if the test {metric} is worse than that of training, set "
-        "track_running_stats=False in them"
     )

@@ -56,7 +56,7 @@ from metadist.training.profiling import (
     write_profile,
     write_worker_profile,
 )
-from metadist.training.result_warnings import optimizer_warnings, result_warnings
+from metadist.training.result_warnings import result_warnings, start_warnings
 from metadist.training.results import prediction_records, results_of, user_metrics
 from metadist.training.resume import replace_later_checkpoints
 from metadist.training.run_plots import plot_run, plot_validation_tasks
@@ -249,7 +249,7 @@ class Trainer:
         experiment.strategy.broadcast_module(experiment.learner)
         experiment.strategy.check_replicas(state_tensors(experiment), state.iteration)
         profiler = self._start_profiler()
-        for warning in optimizer_warnings(experiment):
+        for warning in start_warnings(experiment):
             self._warn(warning)
         for callback in self.callbacks:
             callback.on_train_start(self)

@@ -6,12 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny import SMALL, build, compose, run_results, train
-from torch.nn import BatchNorm2d
 
 from metadist.algorithms import Learner
 from metadist.config import build_experiment
+from metadist.models import Conv4
 from metadist.training import Trainer
-from metadist.training.result_warnings import optimizer_warnings, result_warnings
+from metadist.training.result_warnings import (
+    optimizer_warnings,
+    result_warnings,
+    start_warnings,
+)
 
 SINUSOID = [
     *(item for item in SMALL if not item.startswith(("++dataset.", "model.", "task."))),
@@ -123,17 +127,53 @@ def test_losses_without_inner_loop_name_the_optimizer(classification):
     assert found.startswith("the test loss is inf: lower optimizer.lr, or set trainer.clip_norm; ")
 
 
-def test_running_statistics_that_were_not_asked_for(tmp_path):
-    x = build(tmp_path, "strategy=local", "model.running_statistics=true")
-    assert result_warnings(x, rows(0.2, 0.6)) == []
-    del x.configuration["model"]["running_statistics"]  # such as in a model of the user's
-    (text,) = result_warnings(x, rows(0.2, 0.6))
-    assert "running statistics (4 of 4) normalize" in text
-    assert "set track_running_stats=False" in text
-    norms = [module for module in x.learner.modules() if isinstance(module, BatchNorm2d)]
-    for left, norm in zip((3, 2, 1, 0), norms, strict=True):
+class OwnModel(Conv4):
+    """A model of the user's, with batch norms that keep running statistics."""
+
+    def __init__(self, input_shape, outputs, **options):
+        super().__init__(input_shape, outputs, running_statistics=True, **options)
+
+
+class FrozenNorms(OwnModel):
+    """Its batch norms use their running statistics in training, too."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norms.eval()
+        return self
+
+
+def own_model(kind: type) -> tuple[str, ...]:
+    return f"model._target_={__name__}.{kind.__name__}", "~model.running_statistics"
+
+
+def test_running_statistics_that_were_not_asked_for(tmp_path, capsys):
+    options = ("strategy=local", "logger=console", "algorithm.inner_lr=0.01")
+    x = build(tmp_path, *options, *own_model(OwnModel))
+    (warning,) = Trainer(x).run()["warnings"]
+    assert "running statistics (4 of 4) normalize" in warning
+    assert "set track_running_stats=False" in warning
+    text = capsys.readouterr().out
+    assert text.index(warning) < text.index("iteration 1 of 4")
+    modes = [module.training for module in x.learner.modules()]
+    for left, norm in zip((3, 2, 1, 0), x.learner.model.norms, strict=True):
         norm.track_running_stats = False
-        found = result_warnings(x, rows(0.2, 0.6))
+        found = start_warnings(x)
         assert [f"({left} of 4)" in text for text in found] == [True] * (left > 0)
-    norms[0].track_running_stats = True
-    assert result_warnings(x, {"test_loss": 1.0}) == []  # nothing is adapted
+    assert [module.training for module in x.learner.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["model.running_statistics=true"], "maml"),
+        (own_model(FrozenNorms), "maml"),
+        ([*own_model(OwnModel), "algorithm=prototypical"], "maml"),
+        ([*own_model(OwnModel), "task.micro_batch_size=4"], "ddp"),
+    ],
+)
+def test_running_statistics_that_are_no_problem(tmp_path, overrides, name):
+    x = build(tmp_path, "strategy=local", *overrides, name=name)
+    for training in (True, False):
+        x.learner.train(training)
+        assert start_warnings(x) == []
