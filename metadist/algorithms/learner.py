@@ -118,7 +118,7 @@ class Learner(nn.Module):
         return (
             self.batches_tasks
             and (self.training or self.transductive)
-            and _supports_batched_tasks(self.model)
+            and model_supports_batched_tasks(self.model)
             and (self.batches_buffers or not buffers_by_name(self))
         )
 
@@ -239,7 +239,7 @@ def _overridden_methods(cls: Any, attribute: str) -> AbstractSet[str]:
     return methods & {name for base in bases[first:] for name in vars(base)}
 
 
-def _supports_batched_tasks(model: nn.Module) -> bool:
+def model_supports_batched_tasks(model: nn.Module) -> bool:
     """The model's `supports_batched_tasks`; False if a subclass overrides methods without it."""
     attribute, model_class = "supports_batched_tasks", cast(Hashable, type(model))
     return getattr(model, attribute, False) and not _overridden_methods(model_class, attribute)

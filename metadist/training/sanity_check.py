@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
 from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised, TaskResult
+from metadist.algorithms.learner import model_supports_batched_tasks
 from metadist.distributed import get_rank
 from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
@@ -60,7 +61,8 @@ def check_before_training(
     _check_supervised(tasks, learner)
     _check_ways(tasks, learner)
     run_sanity_check(tasks, learner, precision)
-    _log_lost_batching(learner)
+    if strategy.sums_on_workers:
+        _log_unbatched(learner)
     counts = {"train": trainer.meta_batch_size, "test": trainer.eval_tasks}
     chunk_size = trainer.task_chunk_size
     for split in _checked_splits(tasks):
@@ -99,17 +101,24 @@ def _log_unregistered_modules(learner: Learner) -> None:
                 )
 
 
-def _log_lost_batching(learner: Learner) -> None:
-    """Say that a user's subclass of an algorithm with batched tasks computes them one by one."""
-    own = type(learner)
-    base = next((c for c in own.__mro__[1:] if getattr(c, "batches_tasks", False)), None)
-    model_batches = getattr(learner.model, "supports_batched_tasks", False)
-    if base and model_batches and not own.batches_tasks and get_rank() == 0:
+def _log_unbatched(learner: Learner) -> None:
+    """Say if a learner or model of the user's own is why tasks are computed one by one."""
+    model, missing = learner.model, []
+    if not (learner.batches_tasks or _is_of_metadist(learner)):
+        missing.append(f"batches_tasks of {type(learner).__name__}")
+    declined = getattr(model, "supports_batched_tasks", None) is False  # as with dropout
+    if not (model_supports_batched_tasks(model) or declined or _is_of_metadist(model)):
+        missing.append(f"supports_batched_tasks of {type(model).__name__}")
+    if missing and get_rank() == 0:
         _log.info(
-            "%s overrides methods of %s and computes one task at a time, which is slower for small "
-            "tasks: if the methods accept batched tasks, set batches_tasks = True in the class",
-            *(own.__name__, base.__name__),
+            "tasks are computed one at a time, which is slower for small tasks: if the methods "
+            "accept batched tasks, set %s to True",
+            " and ".join(missing),
         )
+
+
+def _is_of_metadist(part: nn.Module) -> bool:
+    return type(part).__module__.partition(".")[0] == "metadist"
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:

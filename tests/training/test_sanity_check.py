@@ -787,14 +787,49 @@ class OwnProtocol(MAML):
         return {}
 
 
-def test_an_algorithm_that_loses_batched_tasks_is_reported(tasks, caplog):
+class OwnModel(nn.Sequential):
+    """A model of the user's own, without `supports_batched_tasks`."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(784, 3))
+
+
+class OwnMLP(MLP):
+    """Keeps the batched tasks of MLP."""
+
+
+class Declines(OwnModel):
+    supports_batched_tasks = False
+
+
+def mlp(kind=MLP, **options) -> MLP:
+    return kind((1, 28, 28), 3, hidden=[4], batch_norm=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (lambda: OwnMetric(mlp()), "batches_tasks of OwnMetric"),
+        (
+            lambda: Returns(OwnModel(), lambda loss: loss),
+            "batches_tasks of Returns and supports_batched_tasks of OwnModel",
+        ),
+        (lambda: MAML(OwnModel()), "supports_batched_tasks of OwnModel"),
+        (lambda: MAML(Declines()), ""),
+        (lambda: MAML(mlp(OwnMLP, dropout=0.5)), ""),
+        (lambda: MAML(mlp(dropout=0.5)), ""),
+        (lambda: OwnProtocol(mlp()), ""),
+    ],
+)
+def test_own_classes_that_do_not_batch_tasks_are_reported(tasks, caplog, make, missing):
     caplog.set_level("INFO")
     strategy = LocalStrategy(DimPartitioner(0), MeanReducer())
-    for kind, message in ((OwnMetric, "OwnMetric overrides methods of MAML"), (OwnProtocol, "")):
-        caplog.clear()
-        learner = kind(MLP(tasks.input_shape, 3, hidden=[4], batch_norm=False))
-        check_before_training(strategy, tasks, learner, TRAINER, "float32")
-        assert [r.getMessage()[: len(message)] for r in caplog.records] == [message] * bool(message)
+    check_before_training(strategy, tasks, make(), TRAINER, "float32")
+    message = (
+        "tasks are computed one at a time, which is slower for small tasks: if the methods accept "
+        f"batched tasks, set {missing} to True"
+    )
+    assert [record.getMessage() for record in caplog.records] == [message] * bool(missing)
 
 
 class NumberedProtocol(Sinusoid):
