@@ -1,20 +1,44 @@
-"""Check of a user's own batched tasks: their results must not depend on each other."""
+"""Checks of a user's own classes: that they batch tasks, and that these are independent."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from metadist.algorithms import Learner
-from metadist.algorithms.learner import require_equal_metrics
+from metadist.algorithms.learner import model_supports_batched_tasks, require_equal_metrics
+from metadist.distributed import get_rank
 from metadist.errors import UserError
 from metadist.tasks import Episode, TaskDistribution, random_state, task_keys
 from metadist.training.batching import ChunkSize, forward_batched, split_into_chunks
 from metadist.training.precision import Precision, tensor_float32
 from metadist.training.task_mapper import set_task_seeds, task_seed
 
+_log = logging.getLogger(__name__)
+
 _BATCHES = ((0, 1), (1, 0), (0,))
 """Batches of the first two tasks; a task's results must be the same in all."""
+
+
+def log_unbatched(learner: Learner) -> None:
+    """Say, on rank zero, if a learner or model of the user's own is why tasks run one by one.
+
+    Args:
+        learner: the learner of a run whose strategy sums on workers, which batches tasks.
+    """
+    model, missing = learner.model, []
+    if not (learner.batches_tasks or _is_of_metadist(learner)):
+        missing.append(f"batches_tasks of {type(learner).__name__}")
+    declined = getattr(model, "supports_batched_tasks", None) is False  # as with dropout
+    if not (model_supports_batched_tasks(model) or declined or _is_of_metadist(model)):
+        missing.append(f"supports_batched_tasks of {type(model).__name__}")
+    if missing and get_rank() == 0:
+        _log.info(
+            "tasks are computed one at a time, which is slower for small tasks: if the methods "
+            "accept batched tasks, set %s to True",
+            " and ".join(missing),
+        )
 
 
 def check_batched_tasks(

@@ -20,7 +20,7 @@ _TASKS = 16
 
 def start_warnings(experiment: Experiment) -> list[str]:
     """Warnings about a run that are known before training. The drivers call it."""
-    return [*optimizer_warnings(experiment), *filter(None, [_batch_norm_warning(experiment)])]
+    return [*optimizer_warnings(experiment), *_batch_norm_warnings(experiment)]
 
 
 def optimizer_warnings(experiment: Experiment) -> list[str]:
@@ -48,27 +48,27 @@ def optimizer_warnings(experiment: Experiment) -> list[str]:
     return warnings
 
 
-def _batch_norm_warning(experiment: Experiment) -> str:
-    """Warn if adapted models are trained and evaluated with other statistics of batch norm.
+def _batch_norm_warnings(experiment: Experiment) -> list[str]:
+    """A warning if adapted models are trained and evaluated with other statistics of batch norm.
 
     It is part of a protocol only if the user asked for it (`model.running_statistics=true`).
     """
     learner = experiment.learner
     adapts = isinstance(learner, InnerLoopLearner)
     if not adapts or "running_statistics" in experiment.configuration["model"]:
-        return ""
+        return []
     norms = batch_norms(learner)
     running = [norm for norm in norms if norm.track_running_stats]
     with batch_norms_as_in_training(learner):  # a norm that is kept in evaluation mode stays so
         running = [norm for norm in running if norm.training]
     if not running:
-        return ""
-    return (
+        return []
+    return [
         f"the model's batch norms with running statistics ({len(running)} of {len(norms)}) "
         "normalize queries with the statistics of the batch in training, and with running "
         "statistics in validation and test: if these are worse than training, set "
         "track_running_stats=False in them"
-    )
+    ]
 
 
 def result_warnings(experiment: Experiment, results: Mapping[str, Any]) -> list[str]:

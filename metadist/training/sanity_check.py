@@ -15,14 +15,13 @@ from torch.nn.modules.module import (
 from torch.nn.utils.parametrize import is_parametrized
 
 from metadist.algorithms import Learner, Supervised, TaskResult
-from metadist.algorithms.learner import model_supports_batched_tasks
 from metadist.distributed import get_rank
 from metadist.distributed.modules import unpicklable_part
 from metadist.distributed.worker_local import WorkerLocal, delete_worker_local
 from metadist.errors import UserError, one_line, user_frame
 from metadist.metrics import RESERVED_METRICS, task_metric
 from metadist.tasks import SPLITS, FewShotTasks, SupervisedTasks, TaskDistribution, task_keys
-from metadist.training.batching_check import check_batched_tasks
+from metadist.training.batching_check import check_batched_tasks, log_unbatched
 from metadist.training.episode_check import ALGORITHMS, check_episodes
 from metadist.training.experiment import TrainerConfig
 from metadist.training.explained_errors import raise_explained
@@ -62,7 +61,7 @@ def check_before_training(
     _check_ways(tasks, learner)
     run_sanity_check(tasks, learner, precision)
     if strategy.sums_on_workers:
-        _log_unbatched(learner)
+        log_unbatched(learner)
     counts = {"train": trainer.meta_batch_size, "test": trainer.eval_tasks}
     chunk_size = trainer.task_chunk_size
     for split in _checked_splits(tasks):
@@ -99,26 +98,6 @@ def _log_unregistered_modules(learner: Learner) -> None:
                     "nn.ModuleDict",
                     *(type(module).__name__, name),
                 )
-
-
-def _log_unbatched(learner: Learner) -> None:
-    """Say if a learner or model of the user's own is why tasks are computed one by one."""
-    model, missing = learner.model, []
-    if not (learner.batches_tasks or _is_of_metadist(learner)):
-        missing.append(f"batches_tasks of {type(learner).__name__}")
-    declined = getattr(model, "supports_batched_tasks", None) is False  # as with dropout
-    if not (model_supports_batched_tasks(model) or declined or _is_of_metadist(model)):
-        missing.append(f"supports_batched_tasks of {type(model).__name__}")
-    if missing and get_rank() == 0:
-        _log.info(
-            "tasks are computed one at a time, which is slower for small tasks: if the methods "
-            "accept batched tasks, set %s to True",
-            " and ".join(missing),
-        )
-
-
-def _is_of_metadist(part: nn.Module) -> bool:
-    return type(part).__module__.partition(".")[0] == "metadist"
 
 
 def _check_supervised(tasks: TaskDistribution, learner: Learner) -> None:
