@@ -287,7 +287,9 @@ def test_timeouts_and_the_device_are_passed_on(monkeypatch):
 def on_drivers(size: int, strategy: Strategy, function: Callable, *args, **world) -> list:
     """What `function(strategy, *args)` returns on each driver of a world of `size` ranks."""
     found = run_world(with_open_strategy, size, strategy, function, args, **world)
-    return [each for each in found if each is not None]
+    of_drivers = [each for each in found if each is not None]
+    assert of_drivers
+    return of_drivers
 
 
 def with_open_strategy(strategy: Strategy, function: Callable, args: tuple):
