@@ -116,7 +116,7 @@ def split_into_chunks(
     shapes: list[Any] | None = None
     largest, size = 0, 1
     for number, (key, episode) in enumerate(tasks):
-        task_shapes: list[Any] = [*episode.shapes, *_last_classes(learner, episode)]
+        task_shapes: list[Any] = [*episode.shapes, *last_classes(learner, episode)]
         if task_shapes != shapes or len(chunk) == size:
             if chunk:
                 yield make_chunk(chunk, largest > 0)
@@ -144,7 +144,7 @@ def split_stacked(
         device: the device to which the tasks are copied.
         chunk_size: see `max_chunk_size`.
     """
-    if len(set(_last_classes(learner, episodes))) > 1:
+    if len(set(last_classes(learner, episodes))) > 1:
         tasks = (
             (key, copy_episode(select_episodes(episodes, index))) for index, key in enumerate(keys)
         )
@@ -167,7 +167,7 @@ def split_stacked(
         start = stop
 
 
-def _last_classes(learner: Learner, episodes: Episode) -> list[int]:
+def last_classes(learner: Learner, episodes: Episode) -> list[int]:
     """The last class of a task, or of each of stacked tasks, if outputs are features; else [].
 
     Features are compared with those of each class, so that shapes depend on the number of classes.

@@ -8,6 +8,11 @@ from torch import nn
 from metadist.training.experiment import TrainerConfig
 
 
+def optimized_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters that an optimizer changes."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
     """The Euclidean norm of all gradients together, computed in float64.
 

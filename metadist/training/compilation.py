@@ -14,6 +14,7 @@ from metadist.training.batching import equal_chunk_size, input_elements, max_chu
 from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.device import resolve_device
 from metadist.training.experiment import Experiment, make_batch
+from metadist.training.step_blocks import StepBlocks, block_size
 
 _log = logging.getLogger(__name__)
 
@@ -35,18 +36,22 @@ def compile_step(
         gather: a function that returns the values of all ranks. It is called if the step is to be
             compiled. Default: this rank's value alone.
     """
-    steps = steps_to_compile(experiment)
+    steps, size = steps_to_compile(experiment), block_size(experiment)
+    blocks = StepBlocks(experiment, size, compiles=steps is not None) if size > 1 else None
     if steps is None:
+        experiment.step_blocks = blocks
         return
     if not steps.captures and get_rank() == 0:
         _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
     mapper = experiment.train_mapper
     batch = make_batch(experiment, task_keys(0, "train", 0, range(1)))
-    errors = gather(mapper.compile(steps, experiment.learner, batch))
+    compiled = steps if blocks is None or blocks.compiled is None else blocks.compiled
+    errors = gather(mapper.compile(compiled, experiment.learner, batch))
     failed_ranks = [rank for rank, error in enumerate(errors) if error]
     if not failed_ranks:
         local_steps = current_job().worker_local("compiled_steps", steps)
         experiment.train_mapper = replace(mapper, compiled=local_steps)
+        experiment.step_blocks = blocks
         return
     steps.log_eager(
         errors[failed_ranks[0]],

@@ -8,7 +8,7 @@ TorchInductor. Both have one shape: chunks with fewer tasks are padded with task
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import optree
 import torch
@@ -21,12 +21,15 @@ from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 from metadist.training.compiled_constants import Constants
 from metadist.training.cuda_graph import capture
-from metadist.training.outer_step import StepArguments, StepSum, outer_step
+from metadist.training.outer_step import FinishedStep, StepArguments, StepSum, outer_step
 
 _log = logging.getLogger(__name__)
 
 _RECOMPILE_LIMIT = 8
 """The most compiled steps of a run: one for each shape of tasks and set of trained parameters."""
+
+Finish = Callable[[StepSum, list[torch.dtype]], FinishedStep]
+"""(sums over the tasks, dtypes of the parameters that require grad) -> finished step."""
 
 
 class _CompiledStep(NamedTuple):
@@ -39,7 +42,7 @@ class _CompiledStep(NamedTuple):
         constants: the learner's constants when it was compiled; None if it cannot be.
     """
 
-    run: Callable[..., StepSum] | None
+    run: Callable[..., Any] | None
     error: str
     constants: Constants | None
 
@@ -54,14 +57,18 @@ class CompiledSteps:
         chunk_size: number of tasks in a compiled chunk.
         captures: whether to capture the eager step as a CUDA graph, with the same bits in chunks of
             `chunk_size` tasks, instead of compiling it with TorchInductor.
+        finish: a function that is compiled with the step, for `find`. Default: none.
 
     Attributes:
         errors: the reasons why steps ran eagerly.
     """
 
-    def __init__(self, chunk_size: int, captures: bool = False) -> None:
+    def __init__(
+        self, chunk_size: int, captures: bool = False, finish: Finish | None = None
+    ) -> None:
         self.chunk_size = chunk_size
         self.captures = captures
+        self._finish = finish
         self.errors: set[str] = set()
         self._steps: dict[Any, _CompiledStep] = {}
 
@@ -80,6 +87,19 @@ class CompiledSteps:
             self.errors.add(step.error)
             self.log_eager(step.error)
         return outer_step(arguments)
+
+    def find(self, arguments: StepArguments) -> Callable[..., FinishedStep] | None:
+        """The compiled function that finishes the step, of parameters, episodes and weights.
+
+        It can be called until anything but the values of the tensors changes.
+
+        Args:
+            arguments: the arguments of `outer_step`, with `chunk_size` tasks.
+
+        Returns:
+            The function; None if it cannot be compiled.
+        """
+        return self._find(arguments, self._padded_inputs(arguments)).run
 
     def compile(self, arguments: StepArguments) -> str:
         """Compile the step that a call with these arguments runs, unless it is compiled already.
@@ -107,7 +127,7 @@ class CompiledSteps:
         step, learner = self._steps.get(key), arguments.learner
         if step is None:
             if len(self._steps) < _RECOMPILE_LIMIT:
-                step = _compile(arguments, inputs, self.captures)
+                step = _compile(arguments, inputs, self.captures, self._finish)
             else:
                 error = (
                     f"more than {_RECOMPILE_LIMIT} combinations of task shapes and trained "
@@ -136,12 +156,19 @@ class CompiledSteps:
         return [p.detach() for p in arguments.parameters.values()], episodes, weights
 
 
-def _compile(arguments: StepArguments, inputs: Any, captures: bool) -> _CompiledStep:
+def _compile(
+    arguments: StepArguments, inputs: Any, captures: bool, finish: Finish | None
+) -> _CompiledStep:
     constants = None
     try:
         constants = Constants(arguments.learner)
-        step = functools.partial(_eager, arguments)
-        compiled = compile_outer_step(step, inputs, captures)
+        step: Callable[..., Any] = functools.partial(_eager, arguments)
+        if finish is None:
+            compiled = compile_outer_step(step, inputs, captures)
+        else:
+            dtypes = [p.dtype for p in arguments.parameters.values() if p.requires_grad]
+            step = functools.partial(_finished, step, finish, dtypes)
+            compiled = compile_function(step, inputs, captures)
         compiled(*inputs)
         if changed := constants.changed_names(arguments.learner):
             raise RuntimeError(f"its forward changes the learner's {', '.join(changed)}")
@@ -151,9 +178,7 @@ def _compile(arguments: StepArguments, inputs: Any, captures: bool) -> _Compiled
     return _CompiledStep(compiled, "", constants)
 
 
-def _require_same_loss(
-    step: Callable[..., StepSum], compiled: Callable[..., StepSum], inputs: Any
-) -> None:
+def _require_same_loss(step: Callable[..., Any], compiled: Callable[..., Any], inputs: Any) -> None:
     """Compare losses for other weights of the tasks than those of the compilation.
 
     Random numbers would be other ones in a compiled step, or constants.
@@ -180,6 +205,12 @@ def _eager(
     return outer_step(like._replace(parameters=by_name, episodes=episodes, weights=weights))
 
 
+def _finished(
+    step: Callable[..., StepSum], finish: Finish, dtypes: list[torch.dtype], *inputs: Any
+) -> FinishedStep:
+    return finish(step(*inputs), dtypes)
+
+
 def compile_outer_step(
     step: Callable[..., StepSum], arguments: Any, captures: bool
 ) -> Callable[..., StepSum]:
@@ -190,29 +221,51 @@ def compile_outer_step(
         arguments: examples of parameters, episodes and weights.
         captures: see `CompiledSteps`.
     """
-    structure: Any = None
     dtypes: list[torch.dtype | None] = []
 
-    def flat(*leaves: Tensor) -> list[Tensor]:
-        nonlocal structure, dtypes
-        step_arguments: Any = optree.tree_unflatten(inputs, leaves)
-        step_sum = step(*step_arguments)
+    def sums(*arguments: Any) -> Any:
+        nonlocal dtypes
+        step_sum = step(*arguments)
         dtypes = step_sum.dtypes
-        sums: Any = (step_sum.result, step_sum.gradients)
-        outputs, structure = optree.tree_flatten(sums)
+        return step_sum.result, step_sum.gradients
+
+    run = compile_function(sums, arguments, captures)
+
+    def compiled(*arguments: Any) -> StepSum:
+        result, gradients = run(*arguments)
+        return StepSum(result, gradients, dtypes)
+
+    return compiled
+
+
+def compile_function(
+    function: Callable[..., Any], arguments: Any, captures: bool
+) -> Callable[..., Any]:
+    """Compile or capture a function for the structure and the shapes of its arguments.
+
+    Args:
+        function: a function of trees of tensors, which returns such a tree.
+        arguments: examples of its arguments.
+        captures: see `CompiledSteps`.
+    """
+    structure: Any = None
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        nonlocal structure
+        function_arguments: Any = optree.tree_unflatten(inputs, leaves)
+        outputs, structure = optree.tree_flatten(function(*function_arguments))
         return outputs
 
     leaves, inputs = optree.tree_flatten(arguments)
     run = (capture if captures else _inductor_compiled)(flat, leaves)
 
-    def compiled(*arguments: Any) -> StepSum:
+    def compiled(*arguments: Any) -> Any:
         with torch.no_grad():
             tree: Any = arguments
             outputs: Any = run(*optree.tree_leaves(tree))
             if captures:  # the next replay writes into the same memory
                 outputs = [output.clone() for output in outputs]
-            result, gradients = cast(Any, optree.tree_unflatten(structure, outputs))
-        return StepSum(result, gradients, dtypes)
+            return optree.tree_unflatten(structure, outputs)
 
     return compiled
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -19,6 +19,9 @@ from metadist.training.precision import Precision
 from metadist.training.profiling import PROFILED_STEPS
 from metadist.training.strategies.strategy import Strategy
 from metadist.training.task_mapper import EvaluateMapper, MetaBatch, TrainMapper
+
+if TYPE_CHECKING:
+    from metadist.training.step_blocks import StepBlocks
 
 _MAX_TASKS = 1_000_000
 """Upper bound of numbers of tasks, whose keys are held in memory."""
@@ -166,6 +169,7 @@ class Experiment:
         state: the training state; `resume.restore` sets it.
         restored_from: the checkpoint that the state was restored from, until the run goes on; see
             `resume.replace_later_checkpoints`.
+        step_blocks: computes several outer steps in a row; None if they are taken one by one.
     """
 
     name: str
@@ -187,6 +191,7 @@ class Experiment:
     resume: str | None = None
     state: TrainState = field(default_factory=TrainState)
     restored_from: Path | None = None
+    step_blocks: "StepBlocks | None" = None
 
     @property
     def metric(self) -> str:

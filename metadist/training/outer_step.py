@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from metadist.algorithms import Learner, TaskResult
-from metadist.distributed.reducers import leaf_dtypes
+from metadist.distributed.reducers import finish_sum, leaf_dtypes
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode
 from metadist.training.batching import forward_batched
@@ -28,6 +28,21 @@ class StepSum(NamedTuple):
     result: TaskResult
     gradients: list[Tensor | None]
     dtypes: list[torch.dtype | None]
+
+
+class FinishedStep(NamedTuple):
+    """The reduced result of a meta-batch, and the gradient of its loss.
+
+    Attributes:
+        result: the result, in the types of a task's result.
+        gradients: the gradient with respect to each parameter that requires grad, in its type;
+            None if the loss does not depend on the parameter.
+        flat_gradient: all gradients as one vector, in float64, for their norm.
+    """
+
+    result: TaskResult
+    gradients: list[Tensor | None]
+    flat_gradient: Tensor
 
 
 class StepArguments(NamedTuple):
@@ -107,3 +122,23 @@ def weighted_step_sum(
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
     sums: Any = optree.tree_unflatten(structure, map(total, leaves))
     return StepSum(sums, [*map(total, gradients)], leaf_dtypes(leaves))
+
+
+def finish_step(
+    step: StepSum, dtypes: Sequence[torch.dtype], divisor: float | None
+) -> FinishedStep:
+    """Divide the sums over all tasks of a meta-batch, and round them.
+
+    Args:
+        step: the sums.
+        dtypes: the dtypes of the parameters that require grad.
+        divisor: the number to divide by; None for a sum.
+    """
+    result = finish_sum(step.result, divisor, step.dtypes)
+    gradients = [
+        None if total is None else (total / (divisor or 1)).to(dtype).contiguous()
+        for total, dtype in zip(step.gradients, dtypes, strict=True)
+    ]
+    flat = [gradient.flatten() for gradient in gradients if gradient is not None]
+    vector = torch.cat(flat).double() if flat else torch.zeros(0, dtype=torch.float64)
+    return FinishedStep(result, gradients, vector)

@@ -39,7 +39,7 @@ from metadist.reports import (
 )
 from metadist.tasks import seed_from, seed_generators
 from metadist.training.batching import finite_or_zero
-from metadist.training.clipping import clip_gradient, gradient_norm
+from metadist.training.clipping import clip_gradient, gradient_norm, optimized_parameters
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
 from metadist.training.experiment import Experiment, evaluation_keys, make_batch, training_keys
 from metadist.training.non_finite import (
@@ -69,6 +69,7 @@ from metadist.training.saved_state import (
     state_tensors,
 )
 from metadist.training.signals import Interrupted, StopSignals
+from metadist.training.step_blocks import adam_step
 from metadist.training.task_mapper import MetaBatch
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ _log = logging.getLogger(__name__)
 REPLICA_CHECK_EVERY = 100
 """Outer steps between comparisons of the ranks' parameters (`Strategy.check_replicas`), which
 also precede every validation and checkpoint."""
+
+_MAX_BLOCK_SECONDS = 0.1
+"""Seconds of outer steps in a block, whose metrics are logged at its end."""
 
 
 class StepOutput(NamedTuple):
@@ -100,6 +104,24 @@ class StepOutput(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
+class _Step(NamedTuple):
+    """An outer step to log.
+
+    Attributes:
+        iteration: its number, from 1.
+        output: its loss and gradient.
+        learning_rate: the learning rate of the optimizer's first group.
+        report: what is not finite; None if everything is.
+        refused: whether the run stops instead of taking the step.
+    """
+
+    iteration: int
+    output: StepOutput
+    learning_rate: float
+    report: NonFiniteReport | None
+    refused: bool
+
+
 class Trainer:
     """Trains, validates and tests the learner of an experiment. Every rank makes one.
 
@@ -120,7 +142,7 @@ class Trainer:
         self._is_main = get_rank() == 0
         self._is_training = self._holds_best = False
         self._stop = StopSignals(experiment.directory / ERROR_FILE)
-        self._step_started = 0.0
+        self._step_started, self._step_seconds = 0.0, math.inf
         self._total_weight = total_weight(experiment)
         self._device = next(experiment.learner.parameters()).device
         self._optimizer_seed = seed_from(experiment.seed)
@@ -258,7 +280,7 @@ class Trainer:
         self._step_started = time.perf_counter()
         while not self._is_finished():
             with profile_range("train_step"):
-                output = self.train_step(state.iteration + 1)
+                output = self._train_steps(self._next_iterations())
             if profiler is not None:
                 profiler.step()
             for callback in self.callbacks:
@@ -305,7 +327,6 @@ class Trainer:
         if saving or self._is_finished():
             self.save_checkpoint()
 
-    @torch.enable_grad()
     def train_step(self, iteration: int) -> StepOutput:
         """Take one outer step: gradient of a meta-batch, clipping, optimizer, learning rate.
 
@@ -319,48 +340,92 @@ class Trainer:
                 parameters are unchanged, and a checkpoint is saved, unless it is the first
                 iteration or the parameters were not finite before it.
         """
-        experiment, config = self.experiment, self.config
-        learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
-        keys = training_keys(experiment, iteration)
-        result, stopping = experiment.strategy.forward_backward(
-            experiment.train_mapper,
-            experiment.learner,
-            make_batch(experiment, keys),
-            lambda: self._stop.number != 0,
-        )
-        # Only the parameters that the optimizer changes.
-        parameters = [p for group in experiment.optimizer.param_groups for p in group["params"]]
-        output = StepOutput(result, result.loss.item(), gradient_norm(parameters), stopping)
+        return self._train_steps(range(iteration, iteration + 1))
 
-        report = None
+    def _next_iterations(self) -> range:
+        """The outer steps that nothing separates: those of a block, or the next one."""
+        first, blocks = self.state.iteration + 1, self.experiment.step_blocks
+        if blocks is None:
+            return range(first, first + 1)
+        steps = int(_MAX_BLOCK_SECONDS / max(self._step_seconds, 1e-6))
+        last = first - 1 + max(1, min(steps, blocks.size, self.config.iterations - first + 1))
+        for interval in (self.config.eval_every, self.config.checkpoint_every):
+            if interval:
+                last = min(last, -(-first // interval) * interval)
+        return range(first, last + 1)
+
+    @torch.enable_grad()
+    def _train_steps(self, iterations: range) -> StepOutput:
+        """Take outer steps, until the run is asked to stop, and return the output of the last."""
+        steps: list[_Step] = []
+        try:
+            for iteration, output in zip(iterations, self._outputs(iterations), strict=False):
+                step = self._checked(iteration, output)
+                steps.append(step)
+                if step.refused:
+                    break
+                self._update(step)
+                if output.stopping:
+                    break
+        finally:
+            self._log_steps(steps)
+        if step.report is not None and step.refused:
+            # The first state follows from the seed.
+            if step.iteration > 1 and not step.report.parameters:
+                self.save_checkpoint()
+            raise UserError(stop_message(step.report, self.experiment, step.iteration))
+        return output
+
+    def _outputs(self, iterations: range) -> Iterator[StepOutput]:
+        """The loss and gradient of each iteration's meta-batch."""
+        experiment, taken = self.experiment, 0
+        if experiment.step_blocks is not None:
+            for result, norm in experiment.step_blocks(iterations):
+                yield StepOutput(result, result.loss.item(), norm, self._stop.number != 0)
+                taken += 1
+        for iteration in iterations[taken:]:
+            result, stopping = experiment.strategy.forward_backward(
+                experiment.train_mapper,
+                experiment.learner,
+                make_batch(experiment, training_keys(experiment, iteration)),
+                lambda: self._stop.number != 0,
+            )
+            norm = gradient_norm(optimized_parameters(experiment.optimizer))
+            yield StepOutput(result, result.loss.item(), norm, stopping)
+
+    def _checked(self, iteration: int, output: StepOutput) -> _Step:
+        experiment, report = self.experiment, None
         if not output.finite:
+            keys = training_keys(experiment, iteration)
             report = find_non_finite(experiment, keys, iteration, output.loss, output.gradient_norm)
-            if config.on_non_finite == "stop":
-                self._log_step(iteration, output, learning_rate, report)
-                if iteration > 1 and not report.parameters:  # the first state follows from the seed
-                    self.save_checkpoint()
-                raise UserError(stop_message(report, experiment, iteration))
+        learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
+        refused = report is not None and self.config.on_non_finite == "stop"
+        return _Step(iteration, output, learning_rate, report, refused)
 
-        skipped = report is not None and config.on_non_finite == "skip"
+    def _update(self, step: _Step) -> None:
+        """Change the parameters, the buffers, the learning rate and the state."""
+        experiment, output = self.experiment, step.output
+        skipped = step.report is not None and self.config.on_non_finite == "skip"
         with profile_range("optimizer_step"):
             if skipped:
                 # Without gradients the step changes no parameter.
                 experiment.optimizer.zero_grad(set_to_none=True)
             else:
-                clip_gradient(parameters, config, output.gradient_norm)
+                parameters = optimized_parameters(experiment.optimizer)
+                clip_gradient(parameters, self.config, output.gradient_norm)
                 self._update_buffers(output.result.buffers)
-            # An optimizer's random numbers depend on seed and iteration only.
-            seed_generators((self._optimizer_seed + iteration) % 2**64, self._device)
-            experiment.optimizer.step()
+            blocks = experiment.step_blocks
+            compiled = blocks is not None and blocks.compiled is not None
+            if not (compiled and adam_step(experiment.optimizer)):
+                # An optimizer's random numbers depend on seed and iteration only.
+                seed_generators((self._optimizer_seed + step.iteration) % 2**64, self._device)
+                experiment.optimizer.step()
             experiment.scheduler.step()
-
-        self._log_step(iteration, output, learning_rate, report)
-        self.state.iteration = iteration
+        self.state.iteration = step.iteration
         self.state.train_loss = output.loss
         self.state.skipped_steps += skipped
-        if report is not None and (not skipped or self.state.skipped_steps == 1):
-            self._warn(warning_message(report, experiment, iteration))
-        return output
+        if step.report is not None and (not skipped or self.state.skipped_steps == 1):
+            self._warn(warning_message(step.report, experiment, step.iteration))
 
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:
         """Add the mean of the tasks' changes to the learner's buffers (running statistics)."""
@@ -375,36 +440,33 @@ class Trainer:
             else:  # a mean of equal integers may differ from them in the last bit
                 buffer.add_(change.round().to(buffer))
 
-    def _log_step(
-        self,
-        iteration: int,
-        output: StepOutput,
-        learning_rate: float,
-        report: NonFiniteReport | None,
-    ) -> None:
-        """Add the step's time to the state, and log its metrics on rank zero."""
+    def _log_steps(self, steps: list[_Step]) -> None:
+        """Add the steps' time, in equal parts, to the state, and log their metrics on rank zero."""
         # From the end of the last step: logging and the exchange of stop requests are part of it.
         now = time.perf_counter()
-        seconds, self._step_started = now - self._step_started, now
-        total = self.state.train_seconds + seconds
-        if report is None or self.config.on_non_finite != "stop":
-            self.state.train_seconds = total  # a refused step is not part of the checkpoint
+        seconds = (now - self._step_started) / max(1, len(steps))
+        self._step_started, self._step_seconds = now, seconds
+        weight, total = self._total_weight, self.state.train_seconds
+        # A refused step is not part of the checkpoint.
+        self.state.train_seconds += seconds * sum(not step.refused for step in steps)
         if not self._is_main:
             return
-        weight = self._total_weight
-        metrics: dict[str, Any] = {
-            "iteration": iteration,
-            "train_loss": output.loss,
-            **{f"train_{n}": value.item() / weight for n, value in output.result.metrics.items()},
-            "gradient_norm": output.gradient_norm,
-            "learning_rate": learning_rate,
-            **self.experiment.throughput(self.config.meta_batch_size, seconds),
-            "seconds": total,
-        }
-        if report is not None:
-            metrics["non_finite"] = report.key or report.message
-        with profile_range("log"):
-            self.experiment.logger.log_metrics(metrics)
+        throughput = self.experiment.throughput(self.config.meta_batch_size, seconds)
+        for number, step in enumerate(steps, start=1):
+            output = step.output
+            metrics: dict[str, Any] = {
+                "iteration": step.iteration,
+                "train_loss": output.loss,
+                **{f"train_{n}": v.item() / weight for n, v in output.result.metrics.items()},
+                "gradient_norm": output.gradient_norm,
+                "learning_rate": step.learning_rate,
+                **throughput,
+                "seconds": total + number * seconds,
+            }
+            if step.report is not None:
+                metrics["non_finite"] = step.report.key or step.report.message
+            with profile_range("log"):
+                self.experiment.logger.log_metrics(metrics)
 
     def _warn(self, message: str) -> None:
         if self._is_main and not self.experiment.logger.log_message(message):

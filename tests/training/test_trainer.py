@@ -22,7 +22,7 @@ from worlds import run_world
 
 from metadist.config import build_experiment
 from metadist.errors import UserError
-from metadist.training import Interrupted, Trainer
+from metadist.training import Interrupted, LocalStrategy, Trainer
 from metadist.training import trainer as trainer_module
 from metadist.training.checkpoints import read_checkpoint
 
@@ -122,15 +122,16 @@ def test_metrics_are_flushed_before_each_checkpoint(tmp_path):
 
 
 def test_the_logged_rate_is_that_of_each_step(tmp_path, monkeypatch):
-    now, step = 0.0, Trainer.train_step
+    now, compute = 0.0, LocalStrategy.forward_backward
 
-    def slower_and_slower(trainer, iteration):
+    def slower_and_slower(strategy, mapper, learner, batch, *others):
         nonlocal now
+        iteration = batch.keys[0, 2].item()
         now += 5.0 * iteration
-        return step(trainer, iteration)
+        return compute(strategy, mapper, learner, batch, *others)
 
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(Trainer, "train_step", slower_and_slower)
+    monkeypatch.setattr(LocalStrategy, "forward_backward", slower_and_slower)
     results = train(str(tmp_path), "strategy=local")
     training = [line for line in records(tmp_path) if "train_loss" in line]
     assert [5 / line["tasks_per_second"] for line in training] == pytest.approx([5, 10, 15, 20])
