@@ -4,12 +4,15 @@ python experiments/benchmarks/jax_maml.py --model mlp --tasks 25 --shots 10 --qu
 
 The whole outer step is one compiled function: sampling of the tasks, vmap over them, the gradient
 through the inner steps, and Adam. The tasks have the same distribution as metadist's, but other
-random numbers.
+random numbers. With `--steps-per-call`, a call takes several outer steps by `jax.lax.scan`, and
+`--iterations` counts the calls.
 """
 
 import os
 
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +32,7 @@ def main() -> None:
     """Train for the requested number of steps."""
     options = parse_arguments()
     rate, points = inner_lr(options), options.shots + options.queries
+    tasks = options.tasks
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         amplitude, phase, positions = jax.random.split(key, 3)
@@ -48,7 +52,7 @@ def main() -> None:
 
     @jax.jit
     def outer_step(parameters: list, mean: list, square: list, count: jax.Array) -> tuple:
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), count), options.tasks)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), count), tasks)
         x, y = jax.vmap(sample)(keys)
 
         def batch_error(p: list) -> jax.Array:
@@ -69,11 +73,23 @@ def main() -> None:
     zeros = jax.tree.map(jnp.zeros_like, weights)
     state = (weights, zeros, zeros, jnp.zeros((), jnp.int32))
 
+    def one_step(state: tuple, _: None) -> tuple:
+        *state, loss = outer_step(*state)
+        return tuple(state), loss
+
+    @jax.jit
+    def outer_steps(*state: Any) -> tuple:
+        return jax.lax.scan(one_step, state, length=options.steps_per_call)
+
     def step(iteration: int) -> float:
         nonlocal state
-        *state, loss = outer_step(*state)
-        return float(loss)
+        if options.steps_per_call == 1:
+            *state, loss = outer_step(*state)
+            return float(loss)
+        state, losses = outer_steps(*state)
+        return jax.device_get(losses).tolist()[-1]
 
+    options.tasks *= options.steps_per_call  # the tasks of a call
     print(measure(options, step))
 
 

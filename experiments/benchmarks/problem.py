@@ -25,6 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, default in (("ways", 5), ("size", 28), ("filters", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--steps-per-call", type=int, default=1, help="read by jax_maml.py")
     parser.add_argument("--warm-up", type=int, default=3)
     return parser.parse_args()
 

@@ -144,14 +144,14 @@ def _terminate(process: Popen) -> None:
             continue
 
 
-def baseline(script: str, processes: int = 2) -> Callable[[Setting, float], float]:
-    """A script in this folder, under torchrun if it has several processes."""
+def baseline(script: str, processes: int = 2, **more: int) -> Callable[[Setting, float], float]:
+    """A script in this folder, under torchrun if it has several processes; `more` are options."""
 
     def measure(setting: Setting, timeout: float) -> float:
         launch = (
             (*TORCHRUN, f"--nproc_per_node={processes}") if processes > 1 else (sys.executable,)
         )
-        options = {**setting._asdict(), "warm-up": WARM_UP}
+        options = {**setting._asdict(), "warm-up": WARM_UP, **more}
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         output = run([*launch, str(BENCHMARKS / script), *arguments], timeout)
         return json.loads(output.splitlines()[-1])["tasks_per_second"]
@@ -225,6 +225,12 @@ PROGRAMS = [
         models=("mlp",),
     ),
     Program("JAX (jit, vmap), 1 process", baseline("jax_maml.py", processes=1), "jax", ("mlp",)),
+    Program(
+        "JAX, 64 steps a call, 1 process",
+        baseline("jax_maml.py", processes=1, steps_per_call=64),
+        "jax",
+        ("mlp",),
+    ),
     Program("torchopt.distributed", baseline("torchopt_distributed.py"), "torchopt"),
     Program("higher, 1 process, 2 threads", baseline("higher_maml.py", processes=1), "higher"),
 ]
