@@ -86,11 +86,11 @@ class StepBlocks:
             if self.compiled is None:
                 step = self._finish(outer_step(arguments), [each.dtype for each in trained])
             else:
-                if run is None:
-                    run = self.compiled.find(arguments)
-                    values = [parameter.detach() for parameter in parameters.values()]
+                run = run or self.compiled.find(arguments)
                 if run is None:
                     return
+                # In each step, since an optimizer may replace `parameter.data`.
+                values = [parameter.detach() for parameter in parameters.values()]
                 with profile_range("compiled_step"):
                     step = run(values, episodes, self._weights)
             for parameter, gradient in zip(trained, step.gradients, strict=True):

@@ -270,6 +270,24 @@ def test_a_parameter_that_no_longer_requires_grad_is_no_longer_trained(tmp_path)
     assert not torch.equal(others[0], before[1])
 
 
+class Replaces(torch.optim.SGD):
+    """Gives the parameters new tensors instead of changing their values in place."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
+def test_an_optimizer_may_replace_the_values_of_parameters(tmp_path, uncompiled, monkeypatch):
+    monkeypatch.setattr(torch.optim, "Replaces", Replaces, raising=False)
+    options = ("trainer.compile=true", "optimizer=sgd", "optimizer._target_=torch.optim.Replaces")
+    in_blocks(tmp_path / "blocks", *options)
+    trainer(tmp_path / "single", *options, callback=Callback()).run()
+    found, expected = (records(tmp_path / name) for name in ("blocks", "single"))
+    assert without_times(found) == without_times(expected)
+
+
 # --- Adam --------------------------------------------------------------------------------------
 
 
