@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import optimizer as optimizers
 
 from metadist.algorithms import TaskResult
 from metadist.algorithms.functional import parameters_by_name
@@ -165,15 +166,22 @@ def block_size(experiment: Experiment) -> int:
 def adam_step(optimizer: Optimizer) -> bool:
     """Take a step of PyTorch's fused Adam or AdamW, with the bits of `optimizer.step`.
 
-    It leaves out hooks and checks, which take longer than the computation for a small model.
+    It leaves out checks that take longer than the computation for a small model.
 
     Args:
         optimizer: any optimizer.
 
     Returns:
-        False if the optimizer is another one or has taken no step yet; nothing is changed then.
+        False if the optimizer is another one, has hooks or has taken no step yet; nothing is
+        changed then.
     """
-    if type(optimizer) not in (Adam, AdamW):
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,  # noqa: SLF001
+        optimizer._optimizer_step_post_hooks,  # noqa: SLF001
+        optimizers._global_optimizer_pre_hooks,  # noqa: SLF001
+        optimizers._global_optimizer_post_hooks,  # noqa: SLF001
+    )
+    if type(optimizer) not in (Adam, AdamW) or any(hooks):
         return False
     updates = []
     for group in optimizer.param_groups:

@@ -321,6 +321,12 @@ def test_a_step_of_adam_has_the_bits_of_its_optimizer(kind, options):
     assert str(optimizers[0].state_dict()) == str(optimizers[1].state_dict())
 
 
+def with_hook(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Let an optimizer call a function after its steps."""
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -328,6 +334,7 @@ def test_a_step_of_adam_has_the_bits_of_its_optimizer(kind, options):
         lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
         lambda p: torch.optim.Adam(p, lr=0.1, fused=True, amsgrad=True),
         lambda p: type("Own", (torch.optim.Adam,), {})(p, lr=0.1, fused=True),
+        lambda p: with_hook(torch.optim.Adam(p, lr=0.1, fused=True)),
     ],
 )
 def test_other_optimizers_take_their_own_steps(make):
