@@ -356,16 +356,18 @@ class Trainer:
 
     @torch.enable_grad()
     def _train_steps(self, iterations: range) -> StepOutput:
-        """Take outer steps, until the run is asked to stop, and return the output of the last."""
+        """Take outer steps and log them, and return the output of the last.
+
+        The others are left out once the run is asked to stop, or if a step is refused.
+        """
         steps: list[_Step] = []
         try:
             for iteration, output in zip(iterations, self._outputs(iterations), strict=False):
                 step = self._checked(iteration, output)
+                if not step.refused:
+                    self._update(step)
                 steps.append(step)
-                if step.refused:
-                    break
-                self._update(step)
-                if output.stopping:
+                if step.refused or output.stopping:
                     break
         finally:
             self._log_steps(steps)
@@ -394,6 +396,7 @@ class Trainer:
             yield StepOutput(result, result.loss.item(), norm, stopping)
 
     def _checked(self, iteration: int, output: StepOutput) -> _Step:
+        """The step that an output is for, with a report if the output is not finite."""
         experiment, report = self.experiment, None
         if not output.finite:
             keys = training_keys(experiment, iteration)

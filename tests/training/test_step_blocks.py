@@ -168,6 +168,20 @@ def test_a_signal_stops_after_the_step_and_the_run_resumes_with_the_same_bits(tm
     assert without_times(found) == without_times(expected)
 
 
+def test_only_the_steps_before_an_error_of_the_optimizer_are_logged(tmp_path):
+    run = trainer(tmp_path, "trainer.eval_every=0", "trainer.checkpoint_every=0")
+    steps = itertools.count(1)
+
+    def fail(*_):
+        if next(steps) == 15:
+            raise RuntimeError("the step failed")
+
+    run.experiment.optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="the step failed"):
+        run.run()
+    assert [line["iteration"] for line in records(tmp_path)] == parts(1, 14)
+
+
 def with_infinite_waves(run: Trainer, iteration: int) -> Trainer:
     """Let one task of an iteration have an infinite target."""
     tasks = run.experiment.tasks
