@@ -29,30 +29,33 @@ def compile_step(
     """Compile the outer step of training, or capture it on a GPU, if `trainer.compile` asks for it.
 
     Every rank calls it, once all use the same kernels and the same chunk size. If one of them
-    cannot compile the step, it runs eagerly on all ranks, and rank zero logs the reason.
+    cannot compile the step, it runs eagerly on all ranks, and rank zero logs the reason. Compiled
+    or not, outer steps are taken in blocks if `block_size` allows it.
 
     Args:
-        experiment: the experiment, whose `train_mapper` is replaced.
+        experiment: the experiment, whose `train_mapper` and `step_blocks` are replaced.
         gather: a function that returns the values of all ranks. It is called if the step is to be
             compiled. Default: this rank's value alone.
     """
     steps, size = steps_to_compile(experiment), block_size(experiment)
     blocks = StepBlocks(experiment, size, compiles=steps is not None) if size > 1 else None
+    experiment.step_blocks = blocks
     if steps is None:
-        experiment.step_blocks = blocks
         return
     if not steps.captures and get_rank() == 0:
         _log.info("compiling the outer step: seconds for an MLP, minutes for convolutions")
     mapper = experiment.train_mapper
     batch = make_batch(experiment, task_keys(0, "train", 0, range(1)))
-    compiled = steps if blocks is None or blocks.compiled is None else blocks.compiled
+    # Only what training calls first: blocks, or single steps.
+    compiled = (blocks and blocks.compiled) or steps
     errors = gather(mapper.compile(compiled, experiment.learner, batch))
     failed_ranks = [rank for rank, error in enumerate(errors) if error]
     if not failed_ranks:
         local_steps = current_job().worker_local("compiled_steps", steps)
         experiment.train_mapper = replace(mapper, compiled=local_steps)
-        experiment.step_blocks = blocks
         return
+    if blocks is not None:
+        blocks.compiled = None
     steps.log_eager(
         errors[failed_ranks[0]],
         f"on rank {', '.join(map(str, failed_ranks))} ",

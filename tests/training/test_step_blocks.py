@@ -116,6 +116,19 @@ def test_compiled_blocks_have_the_bits_of_compiled_single_steps(tmp_path):
     assert without_times(found) == without_times(expected)
 
 
+def test_blocks_that_cannot_be_compiled_run_eagerly(tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("there is no compiler")
+
+    monkeypatch.setattr("metadist.training.compiled_steps.compile_function", fail)
+    blocks = in_blocks(tmp_path / "blocks", "trainer.compile=true")
+    assert caplog.text.count("runs eagerly") == 1
+    assert max(map(len, blocks)) > 1
+    in_blocks(tmp_path / "eager", "trainer.compile=false")
+    found, expected = (records(tmp_path / name) for name in ("blocks", "eager"))
+    assert without_times(found) == without_times(expected)
+
+
 def test_blocks_end_where_something_else_follows(tmp_path):
     blocks = in_blocks(tmp_path)
     assert blocks[0] == [1]  # its time is not known before
