@@ -73,8 +73,8 @@ class StepBlocks:
             The reduced result of each meta-batch, and the norm of its gradient, which is in
             `.grad`. Nothing if the tasks cannot be sampled at once, or the step not be compiled.
         """
-        learner = self._experiment.learner.train()
-        parameters = parameters_by_name(learner)
+        mapper = self._experiment.train_mapper
+        learner, parameters = mapper.prepare(self._experiment.learner.train(), torch.device("cpu"))
         trained = trained_parameters(self._experiment)
         if trained is None:
             return
@@ -82,8 +82,9 @@ class StepBlocks:
             parameter.grad = None  # also of those that no longer require grad
         run: Callable[..., FinishedStep] | None = None
         for episodes in self._sample(iterations):
-            precision = self._experiment.train_mapper.precision
-            arguments = StepArguments(learner, parameters, episodes, self._weights, precision)
+            arguments = StepArguments(
+                learner, parameters, episodes, self._weights, mapper.precision
+            )
             if self.compiled is None:
                 step = self._finish(outer_step(arguments), [each.dtype for each in trained])
             else:

@@ -126,7 +126,7 @@ class TaskMapper:
         for dropout, of NumPy and of Python), so that its result depends only on its key.
         """
         device = resolve_device(self.device)
-        learner, _ = self._prepare(learner, device)
+        learner, _ = self.prepare(learner, device)
         with tensor_float32(self.precision, device):
             return [
                 self._run_one(learner, key, to_device(episode, device))
@@ -182,10 +182,10 @@ class TaskMapper:
                     episode = copy_episode(select_episodes(batch.episodes, index))
                 yield key, episode
 
-    def _prepare(
+    def prepare(
         self, learner: Learner, device: torch.device
     ) -> tuple[Learner, dict[str, nn.Parameter]]:
-        """The learner on the device, and its parameters."""
+        """The learner on the device, with this mapper's options, and its parameters."""
         if device.type == "cuda":
             torch.cuda.set_device(device)  # of this thread: requests run on threads of their own
         parameters = parameters_by_name(learner)
@@ -255,7 +255,7 @@ class TrainMapper(TaskMapper):
             tensor_float32(self.precision, device),
             _out_of_memory_errors(learner, self.chunk_size),
         ):
-            learner, parameters = self._prepare(learner.train(), device)
+            learner, parameters = self.prepare(learner.train(), device)
             for step in self._chunk_sums(learner, parameters, batches, weights, device):
                 dtypes = dtypes or step.dtypes
                 values.append(step.result)
@@ -313,7 +313,7 @@ class TrainMapper(TaskMapper):
             The reason why it cannot be compiled; "" if it can, or if the tasks are not batched.
         """
         device = resolve_device(self.device)
-        learner, parameters = self._prepare(learner.train(), device)
+        learner, parameters = self.prepare(learner.train(), device)
         chunk = next(self._chunks([batch], learner, device, steps.chunk_size))
         if not chunk.batched:
             return ""
@@ -354,7 +354,7 @@ class EvaluateMapper(TaskMapper):
         device = resolve_device(self.device)
         chunks: list[dict[str, Tensor]] = []
         learner, batches = _learner_and_batches(calls)
-        learner, parameters = self._prepare(learner.eval(), device)
+        learner, parameters = self.prepare(learner.eval(), device)
         with (
             tensor_float32(self.precision, device),
             _out_of_memory_errors(learner, self.chunk_size),

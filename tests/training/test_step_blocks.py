@@ -129,6 +129,14 @@ def test_blocks_that_cannot_be_compiled_run_eagerly(tmp_path, monkeypatch, caplo
     assert without_times(found) == without_times(expected)
 
 
+def test_compiled_blocks_follow_a_test(tmp_path, uncompiled):
+    run = trainer(tmp_path, "trainer.compile=true", "trainer.test_checkpoint=last")
+    blocks = Blocks(run.experiment)
+    run.test()
+    run.train()
+    assert [*itertools.chain(*blocks)] == parts(1, 30)
+
+
 def test_blocks_end_where_something_else_follows(tmp_path):
     blocks = in_blocks(tmp_path)
     assert blocks[0] == [1]  # its time is not known before
