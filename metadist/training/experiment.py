@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from metadist.algorithms import Learner
+from metadist.distributed.partitioners import as_shards
 from metadist.errors import UserError
 from metadist.loggers import Logger
 from metadist.metrics import task_metric
@@ -233,6 +234,13 @@ def training_keys(experiment: Experiment, iteration: int) -> Tensor:
     """The keys of an iteration's meta-batch, shape (meta_batch_size, 4)."""
     tasks = range(experiment.trainer_config.meta_batch_size)
     return task_keys(experiment.seed, "train", iteration, tasks)
+
+
+def shard_sizes(experiment: Experiment) -> list[float]:
+    """The sizes of the shards of a meta-batch, which do not depend on the tasks."""
+    batch = MetaBatch(training_keys(experiment, 1))
+    shards = as_shards(experiment.strategy.partitioner(experiment.learner, batch))
+    return [shard.size for shard in shards]
 
 
 def evaluation_keys(experiment: Experiment, split: str, tasks: range) -> Tensor:

@@ -15,17 +15,17 @@ from torch.optim import optimizer as optimizers
 
 from metadist.algorithms import TaskResult
 from metadist.algorithms.functional import parameters_by_name
-from metadist.distributed.partitioners import DimPartitioner, as_shards
+from metadist.distributed.partitioners import DimPartitioner
 from metadist.profile_ranges import profile_range
 from metadist.tasks import Episode, Examples
 from metadist.training.batching import input_elements, last_classes, max_chunk_size
 from metadist.training.clipping import optimized_parameters
 from metadist.training.compiled_steps import CompiledSteps
 from metadist.training.device import resolve_device
-from metadist.training.experiment import Experiment, training_keys
+from metadist.training.experiment import Experiment, shard_sizes, training_keys
 from metadist.training.outer_step import FinishedStep, StepArguments, finish_step, outer_step
 from metadist.training.strategies.local import LocalStrategy
-from metadist.training.task_mapper import MetaBatch
+from metadist.training.task_mapper import task_weights
 
 _MAX_STEPS = 64
 _MAX_ELEMENTS = 2**16
@@ -47,13 +47,8 @@ class StepBlocks:
 
     def __init__(self, experiment: Experiment, size: int, compiles: bool) -> None:
         reducer: Any = experiment.strategy.reducer
-        batch = MetaBatch(training_keys(experiment, 1))
-        shards = as_shards(experiment.strategy.partitioner(experiment.learner, batch))
-        sizes = [shard.size for shard in shards]
-        weights = zip(sizes, reducer.weights(sizes), strict=True)
-        self._weights = torch.cat(
-            [torch.full((int(n),), weight / n, dtype=torch.float64) for n, weight in weights]
-        )
+        sizes = shard_sizes(experiment)
+        self._weights = task_weights([int(size) for size in sizes], reducer.weights(sizes))
         self._finish = partial(finish_step, divisor=reducer.divisor(sizes))
         self._experiment = experiment
         self.size = size

@@ -279,14 +279,8 @@ class TrainMapper(TaskMapper):
         device: torch.device,
     ) -> Iterator[StepSum]:
         """The weighted sum of each chunk of tasks: compiled, eager, or for a single task."""
-        # The result of a call is the mean over its tasks. The weights are copied to the device
-        # before the steps, which then wait for no copy.
-        weights = torch.cat(
-            [
-                torch.full((batch.size,), weight / max(1, batch.size), dtype=torch.float64)
-                for batch, weight in zip(batches, call_weights, strict=True)
-            ]
-        ).to(device)
+        # Copied to the device before the steps, which then wait for no copy.
+        weights = task_weights([batch.size for batch in batches], call_weights).to(device)
         step: Callable[[StepArguments], StepSum] = outer_step
         size = self.chunk_size
         if self.compiled is not None:
@@ -430,6 +424,20 @@ def _without_gradients(learner: Learner) -> Iterator[None]:
 def as_batch_of_one(tree: Any) -> Any:
     """A single task's tensors with a first dimension of one, detached."""
     return optree.tree_map(lambda leaf: leaf.detach().unsqueeze(0), tree)
+
+
+def task_weights(sizes: Sequence[int], weights: Sequence[float]) -> Tensor:
+    """The weight of each task in a sum over calls, float64, shape (tasks,).
+
+    Args:
+        sizes: the number of tasks of each call, whose result is the mean over them.
+        weights: the weight of each call's result.
+    """
+    parts = [
+        torch.full((size,), weight / max(1, size), dtype=torch.float64)
+        for size, weight in zip(sizes, weights, strict=True)
+    ]
+    return torch.cat(parts)
 
 
 def _add(total: Tensor | None, term: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from torch.profiler import profile
 from metadist.algorithms import TaskResult
 from metadist.distributed import WorkerLostError, get_rank
 from metadist.distributed.job import current_job
-from metadist.distributed.partitioners import as_shards
 from metadist.distributed.process_exit import close_within_seconds
 from metadist.distributed.reducers import LinearReducer, MeanReducer
 from metadist.errors import UserError
@@ -41,7 +40,13 @@ from metadist.tasks import seed_from, seed_generators
 from metadist.training.batching import finite_or_zero
 from metadist.training.clipping import clip_gradient, gradient_norm, optimized_parameters
 from metadist.training.evaluation import Estimate, Evaluation, evaluate
-from metadist.training.experiment import Experiment, evaluation_keys, make_batch, training_keys
+from metadist.training.experiment import (
+    Experiment,
+    evaluation_keys,
+    make_batch,
+    shard_sizes,
+    training_keys,
+)
 from metadist.training.non_finite import (
     NonFiniteReport,
     find_non_finite,
@@ -70,7 +75,6 @@ from metadist.training.saved_state import (
 )
 from metadist.training.signals import Interrupted, StopSignals
 from metadist.training.step_blocks import adam_step
-from metadist.training.task_mapper import MetaBatch
 
 _log = logging.getLogger(__name__)
 
@@ -672,9 +676,5 @@ def total_weight(experiment: Experiment) -> float:
     reducer = experiment.strategy.reducer
     if not isinstance(reducer, LinearReducer) or type(reducer) is MeanReducer:
         return 1.0
-    batch = MetaBatch(training_keys(experiment, 1))  # the sizes do not depend on the tensors
-    sizes = [
-        shard.size
-        for shard in as_shards(experiment.strategy.partitioner(experiment.learner, batch))
-    ]
+    sizes = shard_sizes(experiment)
     return sum(reducer.weights(sizes)) / (reducer.divisor(sizes) or 1.0)
