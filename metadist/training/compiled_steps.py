@@ -89,7 +89,7 @@ class CompiledSteps:
         return outer_step(arguments)
 
     def find(self, arguments: StepArguments) -> Callable[..., FinishedStep] | None:
-        """The compiled function that finishes the step, of parameters, episodes and weights.
+        """The compiled function of parameters, episodes and weights that returns a finished step.
 
         It can be called until anything but the values of the tensors changes.
 

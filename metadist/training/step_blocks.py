@@ -29,7 +29,8 @@ from metadist.training.task_mapper import task_weights
 
 _MAX_STEPS = 64
 _MAX_ELEMENTS = 2**16
-"""The most elements of the tasks of a block, which then stay in the processor's cache."""
+"""Bounds of the steps of a block, and of the elements of its tasks, which then stay in the
+processor's cache."""
 
 
 class StepBlocks:
@@ -42,7 +43,8 @@ class StepBlocks:
 
     Attributes:
         size: the most outer steps in a block.
-        compiled: the compiled steps, each of a whole meta-batch; None if they run eagerly.
+        compiled: the compiled steps, each of a whole meta-batch; None if they run eagerly, as after
+            an attempt to compile them that failed.
     """
 
     def __init__(self, experiment: Experiment, size: int, compiles: bool) -> None:
@@ -66,11 +68,12 @@ class StepBlocks:
 
         Yields:
             The reduced result of each meta-batch, and the norm of its gradient, which is in
-            `.grad`. Nothing if the tasks cannot be sampled at once, or the step not be compiled.
+            `.grad`. Nothing if the caller is to take single steps: the tasks cannot be sampled at
+            once, a step cannot be compiled, or the optimizer lacks parameters that require grad.
         """
         mapper = self._experiment.train_mapper
         learner, parameters = mapper.prepare(self._experiment.learner.train(), torch.device("cpu"))
-        trained = trained_parameters(self._experiment)
+        trained = _trained_parameters(self._experiment)
         if trained is None:
             return
         for parameter in parameters.values():
@@ -100,7 +103,7 @@ class StepBlocks:
         keys = training_keys(experiment, iterations.start).repeat(len(iterations), 1)
         keys[:, 2] += torch.arange(len(iterations)).repeat_interleave(tasks)
         with profile_range("data"):
-            episodes = sample_batch(experiment, keys)
+            episodes = _sample_batch(experiment, keys)
         if episodes is None or len(set(last_classes(experiment.learner, episodes))) > 1:
             return
         for part in zip(*(t.split(tasks) for each in episodes for t in each), strict=True):
@@ -109,13 +112,13 @@ class StepBlocks:
             yield Episode(Examples(*copies[:2]), Examples(*copies[2:]))
 
 
-def sample_batch(experiment: Experiment, keys: Tensor) -> Episode | None:
+def _sample_batch(experiment: Experiment, keys: Tensor) -> Episode | None:
     """The stacked tasks of keys of shape (tasks, 4); None if they cannot be sampled at once."""
     sample = getattr(experiment.train_mapper.tasks.value, "sample_batch", None)
     return None if sample is None else sample(keys, keys.device)
 
 
-def trained_parameters(experiment: Experiment) -> list[nn.Parameter] | None:
+def _trained_parameters(experiment: Experiment) -> list[nn.Parameter] | None:
     """The learner's parameters that require grad, if the optimizer has the same in this order."""
     parameters = parameters_by_name(experiment.learner).values()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -127,14 +130,15 @@ def block_size(experiment: Experiment) -> int:
     """The most outer steps in a block; 0 or 1 if the steps are taken one by one.
 
     Blocks need `strategy=local`, a CPU, tasks that are batched as one chunk and small enough for a
-    cache, a learner without buffers or random numbers, and an optimizer of all its parameters.
+    cache, a learner without buffers or random numbers, an optimizer of all its parameters, and
+    neither callbacks, which follow each step, nor a profile.
 
     Args:
         experiment: the experiment.
     """
     config, strategy, learner = experiment.trainer_config, experiment.strategy, experiment.learner
     device = resolve_device(experiment.train_mapper.device)
-    trained = trained_parameters(experiment)
+    trained = _trained_parameters(experiment)
     if (
         type(strategy) is not LocalStrategy
         or type(strategy.partitioner) is not DimPartitioner
@@ -148,7 +152,7 @@ def block_size(experiment: Experiment) -> int:
         or not all(parameter.is_contiguous() for parameter in trained)
     ):
         return 0
-    batch = sample_batch(experiment, training_keys(experiment, 1))
+    batch = _sample_batch(experiment, training_keys(experiment, 1))
     if batch is None:
         return 0
     tasks = config.meta_batch_size

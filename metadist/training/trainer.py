@@ -423,6 +423,7 @@ class Trainer:
                 self._update_buffers(output.result.buffers)
             blocks = experiment.step_blocks
             compiled = blocks is not None and blocks.compiled is not None
+            # Neither compiled steps nor Adam draw random numbers, which need no seed then.
             if not (compiled and adam_step(experiment.optimizer)):
                 # An optimizer's random numbers depend on seed and iteration only.
                 seed_generators((self._optimizer_seed + step.iteration) % 2**64, self._device)
