@@ -126,11 +126,16 @@ class FewShotTasks:
             return None
         split = key_split(keys[0])
         counts = self._counts(split)
-        # Set by the class itself: a subclass of a dataset may change in training.
-        own = "looks_ahead" in vars(type(self.dataset))
-        if split == "train" and own and getattr(self.dataset, "looks_ahead", False):
+        if split == "train" and self.looks_ahead:
             return self._look_ahead(TaskSource(episodes, device, split, counts), keys)
         return episodes(device, KeyGenerators(keys), split, *counts)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether training tasks of later iterations may be sampled in advance."""
+        # Set by the class itself: a subclass of a dataset may change in training.
+        own = "looks_ahead" in vars(type(self.dataset))
+        return own and bool(getattr(self.dataset, "looks_ahead", False))
 
     def describe(self, key: Tensor) -> EpisodeDescription | None:
         """A task's class names and query images; None if the dataset does not describe its tasks.

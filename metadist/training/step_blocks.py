@@ -129,9 +129,10 @@ def _trained_parameters(experiment: Experiment) -> list[nn.Parameter] | None:
 def block_size(experiment: Experiment) -> int:
     """The most outer steps in a block; 0 or 1 if the steps are taken one by one.
 
-    Blocks need `strategy=local`, a CPU, tasks that are batched as one chunk and small enough for a
-    cache, a learner without buffers or random numbers, an optimizer of all its parameters, and
-    neither callbacks, which follow each step, nor a profile.
+    Blocks need `strategy=local`, a CPU, tasks that may be sampled in advance (`looks_ahead`) and
+    are batched as one chunk and small enough for a cache, a learner without buffers or random
+    numbers, an optimizer of all its parameters, and neither callbacks, which follow each step, nor
+    a profile.
 
     Args:
         experiment: the experiment.
@@ -144,6 +145,7 @@ def block_size(experiment: Experiment) -> int:
         or type(strategy.partitioner) is not DimPartitioner
         or device.type != "cpu"
         or config.send_tasks
+        or not getattr(experiment.tasks, "looks_ahead", False)
         or config.profile
         or experiment.callbacks
         or learner.needs_task_seeds

@@ -13,6 +13,7 @@ from torch import nn
 from worlds import run_world
 
 from metadist.errors import UserError
+from metadist.tasks import Sinusoid
 from metadist.training import Callback, Interrupted, Trainer, compile_step
 from metadist.training.checkpoints import read_checkpoint
 from metadist.training.resume import restore
@@ -285,11 +286,14 @@ def test_steps_are_taken_one_by_one(tmp_path, overrides):
     assert block_size(x) < 2
 
 
-def test_the_number_of_steps_in_a_block(tmp_path):
+def test_the_number_of_steps_in_a_block(tmp_path, monkeypatch):
     x = trainer(tmp_path).experiment
     assert block_size(x) == 64
     x = trainer(tmp_path, "task.queries=500").experiment  # 5 tasks of 1,010 numbers
     assert block_size(x) == 12
+    with monkeypatch.context() as patch:
+        patch.setattr(Sinusoid, "looks_ahead", False)
+        assert block_size(x) == 0
     x.optimizer = torch.optim.Adam([*x.learner.parameters()][1:])
     assert block_size(x) == 0
 
