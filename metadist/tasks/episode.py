@@ -129,8 +129,8 @@ class TaskDistribution(TaskShape, Protocol):
     Optional members:
 
     - `sample_batch(keys, device)`, if many tasks are sampled faster at once: for keys of shape
-      (tasks, 4) the episodes of `sample`, bit for bit, stacked along a leading task dimension; or
-      None if it cannot sample these tasks at once.
+      (tasks, 4), of one split and one or several iterations, the episodes of `sample`, bit for bit,
+      stacked along a leading task dimension; or None if it cannot sample these tasks at once.
     - `looks_ahead`: True if `sample_batch` may sample training tasks of later iterations in
       advance, since the distribution does not change in training.
     - `describe(key)`: the `EpisodeDescription` of a task of classification, or None, for

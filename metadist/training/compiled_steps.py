@@ -83,9 +83,7 @@ class CompiledSteps:
         if step.run is not None:
             with profile_range("compiled_step"):
                 return step.run(*inputs)
-        if step.error not in self.errors:
-            self.errors.add(step.error)
-            self.log_eager(step.error)
+        self._log_once(step.error)
         return outer_step(arguments)
 
     def find(self, arguments: StepArguments) -> Callable[..., FinishedStep] | None:
@@ -97,9 +95,12 @@ class CompiledSteps:
             arguments: the arguments of `outer_step`, with `chunk_size` tasks.
 
         Returns:
-            The function; None if it cannot be compiled.
+            The function; None if it cannot be compiled, which is logged once.
         """
-        return self._find(arguments, self._padded_inputs(arguments)).run
+        step = self._find(arguments, self._padded_inputs(arguments))
+        if step.run is None:
+            self._log_once(step.error)
+        return step.run
 
     def compile(self, arguments: StepArguments) -> str:
         """Compile the step that a call with these arguments runs, unless it is compiled already.
@@ -108,6 +109,11 @@ class CompiledSteps:
             The reason why it cannot be compiled; "" if it can.
         """
         return self._find(arguments, self._padded_inputs(arguments)).error
+
+    def _log_once(self, error: str) -> None:
+        if error not in self.errors:
+            self.errors.add(error)
+            self.log_eager(error)
 
     def log_eager(self, reason: str, where: str = "", advice: str = "") -> None:
         """Log on rank zero that the step runs eagerly, as a warning unless it is captured."""

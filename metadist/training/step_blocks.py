@@ -27,6 +27,7 @@ from metadist.training.outer_step import FinishedStep, StepArguments, finish_ste
 from metadist.training.strategies.local import LocalStrategy
 from metadist.training.task_mapper import task_weights
 
+_CPU = torch.device("cpu")
 _MAX_STEPS = 64
 _MAX_ELEMENTS = 2**16
 """Bounds of the steps of a block, and of the elements of its tasks, which then stay in the
@@ -44,7 +45,7 @@ class StepBlocks:
     Attributes:
         size: the most outer steps in a block.
         compiled: the compiled steps, each of a whole meta-batch; None if they run eagerly, as after
-            an attempt to compile them that failed.
+            an attempt to compile one that failed.
     """
 
     def __init__(self, experiment: Experiment, size: int, compiles: bool) -> None:
@@ -69,26 +70,28 @@ class StepBlocks:
         Yields:
             The reduced result of each meta-batch, and the norm of its gradient, which is in
             `.grad`. Nothing if the caller is to take single steps: the tasks cannot be sampled at
-            once, a step cannot be compiled, or the optimizer lacks parameters that require grad.
+            once, or the optimizer lacks parameters that require grad.
         """
-        mapper = self._experiment.train_mapper
-        learner, parameters = mapper.prepare(self._experiment.learner.train(), torch.device("cpu"))
-        trained = _trained_parameters(self._experiment)
-        if trained is None:
-            return
-        for parameter in parameters.values():
-            parameter.grad = None  # also of those that no longer require grad
+        experiment, mapper = self._experiment, self._experiment.train_mapper
         run: Callable[..., FinishedStep] | None = None
         for episodes in self._sample(iterations):
+            if run is None:  # an eager step may change the learner
+                learner, parameters = mapper.prepare(experiment.learner.train(), _CPU)
+                trained = _trained_parameters(experiment)
+                if not trained:
+                    return
+                for parameter in parameters.values():
+                    parameter.grad = None  # also of those that no longer require grad
             arguments = StepArguments(
                 learner, parameters, episodes, self._weights, mapper.precision
             )
-            if self.compiled is None:
+            if run is None and self.compiled is not None:
+                run = self.compiled.find(arguments)
+                if run is None:
+                    self.compiled = None
+            if run is None:
                 step = self._finish(outer_step(arguments), [each.dtype for each in trained])
             else:
-                run = run or self.compiled.find(arguments)
-                if run is None:
-                    return
                 # In each step, since an optimizer may replace `parameter.data`.
                 values = [parameter.detach() for parameter in parameters.values()]
                 with profile_range("compiled_step"):
@@ -118,12 +121,12 @@ def _sample_batch(experiment: Experiment, keys: Tensor) -> Episode | None:
     return None if sample is None else sample(keys, keys.device)
 
 
-def _trained_parameters(experiment: Experiment) -> list[nn.Parameter] | None:
-    """The learner's parameters that require grad, if the optimizer has the same in this order."""
+def _trained_parameters(experiment: Experiment) -> list[nn.Parameter]:
+    """The parameters that require grad; [] if the optimizer has others or another order."""
     parameters = parameters_by_name(experiment.learner).values()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     optimized = [p for p in optimized_parameters(experiment.optimizer) if p.requires_grad]
-    return trained if [*map(id, trained)] == [*map(id, optimized)] else None
+    return trained if [*map(id, trained)] == [*map(id, optimized)] else []
 
 
 def block_size(experiment: Experiment) -> int:

@@ -349,7 +349,7 @@ class Trainer:
     def _next_iterations(self) -> range:
         """The outer steps that nothing separates: those of a block, or the next one."""
         first, blocks = self.state.iteration + 1, self.experiment.step_blocks
-        if blocks is None:
+        if blocks is None or self.callbacks:
             return range(first, first + 1)
         steps = int(_MAX_BLOCK_SECONDS / max(self._step_seconds, 1e-6))
         last = first - 1 + max(1, min(steps, blocks.size, self.config.iterations - first + 1))

@@ -267,6 +267,41 @@ def test_tasks_that_cannot_be_sampled_at_once_are_computed_in_single_steps(tmp_p
     assert without_times(found) == without_times(expected)
 
 
+def test_the_learner_is_set_to_training_mode_before_every_eager_step(tmp_path, monkeypatch):
+    modes: dict[str, list[bool]] = {"blocks": [], "single": []}
+    for name, callback in (("blocks", None), ("single", Callback())):
+        run = trainer(tmp_path / name, callback=callback)
+        kind, train = type(run.experiment.learner), type(run.experiment.learner).train
+
+        def recorded(learner, mode=True, train=train, found=modes[name]):
+            found.append(mode)
+            return train(learner, mode)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "train", recorded)
+            run.train()
+    assert modes["blocks"] == modes["single"]
+
+
+def test_a_learner_that_changes_runs_eagerly_from_then_on(tmp_path, uncompiled, caplog):
+    for name, callback in (("blocks", None), ("single", Callback())):
+        run = trainer(tmp_path / name, "trainer.compile=true", callback=callback)
+        validate, learner = run.validate, run.experiment.learner
+
+        def changes(validate=validate, learner=learner):
+            validate()
+            learner.inner_lr *= 0.5
+
+        run.validate = changes
+        caplog.clear()
+        run.run()
+        assert caplog.text.count("inner_lr changed during training") == 1
+        if callback is None:
+            assert run.experiment.step_blocks.compiled is None
+    found, expected = (records(tmp_path / name) for name in ("blocks", "single"))
+    assert without_times(found) == without_times(expected)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
