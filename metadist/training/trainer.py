@@ -423,10 +423,11 @@ class Trainer:
                 self._update_buffers(output.result.buffers)
             blocks = experiment.step_blocks
             compiled = blocks is not None and blocks.compiled is not None
-            # Neither compiled steps nor Adam draw random numbers, which need no seed then.
-            if not (compiled and adam_step(experiment.optimizer)):
+            taken = blocks is not None and adam_step(experiment.optimizer)
+            if not (taken and compiled):  # Adam and compiled steps draw no random numbers
                 # An optimizer's random numbers depend on seed and iteration only.
                 seed_generators((self._optimizer_seed + step.iteration) % 2**64, self._device)
+            if not taken:
                 experiment.optimizer.step()
             experiment.scheduler.step()
         self.state.iteration = step.iteration
