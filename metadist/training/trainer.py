@@ -117,6 +117,7 @@ class _Step(NamedTuple):
         learning_rate: the learning rate of the optimizer's first group.
         report: what is not finite; None if everything is.
         refused: whether the run stops instead of taking the step.
+        skipped: whether the step leaves parameters and buffers as they are.
     """
 
     iteration: int
@@ -124,6 +125,7 @@ class _Step(NamedTuple):
     learning_rate: float
     report: NonFiniteReport | None
     refused: bool
+    skipped: bool
 
 
 class Trainer:
@@ -364,12 +366,24 @@ class Trainer:
 
         The others are left out once the run is asked to stop, or if a step is refused.
         """
+        optimizer, blocks = self.experiment.optimizer, self.experiment.step_blocks
         steps: list[_Step] = []
         try:
             for iteration, output in zip(iterations, self._outputs(iterations), strict=False):
                 step = self._checked(iteration, output)
                 if not step.refused:
-                    self._update(step)
+                    with profile_range("optimizer_step"):
+                        self._apply_output(step)
+                        compiled = blocks is not None and blocks.compiled is not None
+                        taken = blocks is not None and adam_step(optimizer)
+                        if not (taken and compiled):  # Adam and compiled steps draw no numbers
+                            # An optimizer's random numbers depend on seed and iteration only.
+                            seed = (self._optimizer_seed + iteration) % 2**64
+                            seed_generators(seed, self._device)
+                        if not taken:
+                            optimizer.step()
+                        self.experiment.scheduler.step()
+                    self._count(step)
                 steps.append(step)
                 if step.refused or output.stopping:
                     break
@@ -406,35 +420,26 @@ class Trainer:
             keys = training_keys(experiment, iteration)
             report = find_non_finite(experiment, keys, iteration, output.loss, output.gradient_norm)
         learning_rate = float(experiment.optimizer.param_groups[0]["lr"])
-        refused = report is not None and self.config.on_non_finite == "stop"
-        return _Step(iteration, output, learning_rate, report, refused)
+        choice = None if report is None else self.config.on_non_finite
+        return _Step(iteration, output, learning_rate, report, choice == "stop", choice == "skip")
 
-    def _update(self, step: _Step) -> None:
-        """Change the parameters, the buffers, the learning rate and the state."""
-        experiment, output = self.experiment, step.output
-        skipped = step.report is not None and self.config.on_non_finite == "skip"
-        with profile_range("optimizer_step"):
-            if skipped:
-                # Without gradients the step changes no parameter.
-                experiment.optimizer.zero_grad(set_to_none=True)
-            else:
-                parameters = optimized_parameters(experiment.optimizer)
-                clip_gradient(parameters, self.config, output.gradient_norm)
-                self._update_buffers(output.result.buffers)
-            blocks = experiment.step_blocks
-            compiled = blocks is not None and blocks.compiled is not None
-            taken = blocks is not None and adam_step(experiment.optimizer)
-            if not (taken and compiled):  # Adam and compiled steps draw no random numbers
-                # An optimizer's random numbers depend on seed and iteration only.
-                seed_generators((self._optimizer_seed + step.iteration) % 2**64, self._device)
-            if not taken:
-                experiment.optimizer.step()
-            experiment.scheduler.step()
+    def _apply_output(self, step: _Step) -> None:
+        """Clip the gradient and change the buffers, or drop both if the step is skipped."""
+        optimizer, output = self.experiment.optimizer, step.output
+        if step.skipped:
+            # Without gradients the step changes no parameter.
+            optimizer.zero_grad(set_to_none=True)
+        else:
+            clip_gradient(optimized_parameters(optimizer), self.config, output.gradient_norm)
+            self._update_buffers(output.result.buffers)
+
+    def _count(self, step: _Step) -> None:
+        """Add a step to the state, and warn of values that are not finite."""
         self.state.iteration = step.iteration
-        self.state.train_loss = output.loss
-        self.state.skipped_steps += skipped
-        if step.report is not None and (not skipped or self.state.skipped_steps == 1):
-            self._warn(warning_message(step.report, experiment, step.iteration))
+        self.state.train_loss = step.output.loss
+        self.state.skipped_steps += step.skipped
+        if step.report is not None and (not step.skipped or self.state.skipped_steps == 1):
+            self._warn(warning_message(step.report, self.experiment, step.iteration))
 
     def _update_buffers(self, changes: dict[str, Tensor]) -> None:
         """Add the mean of the tasks' changes to the learner's buffers (running statistics)."""
