@@ -197,6 +197,7 @@ def adam_step(optimizer: Optimizer) -> bool:
         if not group["fused"] or group["amsgrad"] or not all(states):
             return False
         updates.append((group, parameters, states))
+    vars(optimizer)["_opt_called"] = True  # as `step` does: a scheduler warns without it
     with torch.no_grad():
         for group, parameters, states in updates:
             steps = [state["step"] for state in states]

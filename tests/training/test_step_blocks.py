@@ -249,6 +249,13 @@ def test_a_step_that_is_not_finite_is_skipped_within_a_block(tmp_path, uncompile
     assert without_times(found) == without_times(expected)
 
 
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
+def test_no_scheduler_warns_if_the_first_step_is_skipped(tmp_path):
+    run = trainer(tmp_path, "trainer.on_non_finite=skip", "trainer.eval_every=0")
+    with_infinite_waves(run, 1).run()
+    assert run.state.skipped_steps == 1
+
+
 def test_tasks_that_cannot_be_sampled_at_once_are_computed_in_single_steps(tmp_path):
     in_blocks(tmp_path / "blocks")
     run = trainer(tmp_path / "single")
