@@ -6,7 +6,8 @@ efficiency  throughput of two workers relative to two concurrent one-worker runs
 latency     `remote_sync_call` relative to `rpc.rpc_sync`
 data        share of a step for data loading, and for everything except the tasks' computation
 startup     time to the first iteration, relative to a script that imports torch and opens RPC
-iteration   milliseconds of an iteration of sine waves whose tasks compute nothing, and its parts
+iteration   milliseconds of an iteration of sine waves whose tasks compute nothing, and the parts of
+            a single step
 """
 
 import argparse
@@ -165,7 +166,10 @@ class NoComputation(MAML):
 
 
 def iteration(rounds: int, only: str) -> Iterator[Row]:
-    """Milliseconds of an iteration without computation, and of its parts from a profile."""
+    """Milliseconds of an iteration without computation, and of a single step's parts.
+
+    One process takes the steps in blocks, except in the run whose profile has the parts.
+    """
     setting = Setting(25, 10, 10, 1, "mlp", 1000)
     target = f"algorithm._target_=benchmarks.overhead.{NoComputation.__name__}"
     for strategy, processes, compiled, most in (

@@ -132,10 +132,10 @@ def _trained_parameters(experiment: Experiment) -> list[nn.Parameter]:
 def block_size(experiment: Experiment) -> int:
     """The most outer steps in a block; 0 or 1 if the steps are taken one by one.
 
-    Blocks need `strategy=local`, a CPU, tasks that may be sampled in advance (`looks_ahead`) and
-    are batched as one chunk and small enough for a cache, a learner without buffers or random
-    numbers, an optimizer of all its parameters, and neither callbacks, which follow each step, nor
-    a profile.
+    Blocks need `strategy=local` with a built-in partitioner, a CPU, tasks that may be sampled in
+    advance (`looks_ahead`), are batched as one chunk and are small enough for a cache, a learner
+    without buffers or random numbers, an optimizer of all its parameters that require grad, and
+    neither callbacks, which follow each step, nor `profile` or `send_tasks`.
 
     Args:
         experiment: the experiment.
