@@ -177,8 +177,8 @@ def adam_step(optimizer: Optimizer) -> bool:
         optimizer: any optimizer.
 
     Returns:
-        False if the optimizer is another one, has hooks or has taken no step yet; nothing is
-        changed then.
+        False if the optimizer is another one, has hooks, has taken no step yet or has no gradients;
+        nothing is changed then.
     """
     hooks = (
         optimizer._optimizer_step_pre_hooks,  # noqa: SLF001
@@ -197,7 +197,8 @@ def adam_step(optimizer: Optimizer) -> bool:
         if not group["fused"] or group["amsgrad"] or not all(states):
             return False
         updates.append((group, parameters, states))
-    vars(optimizer)["_opt_called"] = True  # as `step` does: a scheduler warns without it
+    if not updates:  # a scheduler warns if `step` was never called
+        return False
     with torch.no_grad():
         for group, parameters, states in updates:
             steps = [state["step"] for state in states]
